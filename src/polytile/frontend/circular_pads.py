@@ -1,7 +1,8 @@
 """Keeps circular padding whole while a graph is traced, as a polytile operator with gradients.
 
 torch decomposes it above autograd into uninitialised memory, and copies into and within it. Functionalised, these are a chain of
-passes over the whole result. Kept whole, it is one loop (lower/pads.py), with the library's operator among its candidates.
+passes over the whole result. As one operator, it is taken apart below autograd into one loop (lower/pads.py), with the library's
+operator among its candidates.
 
     F.pad(x, (1, 2), mode="circular")   →   polytile.pad_circular(x, [1, 2])
 """

@@ -249,8 +249,8 @@ class _Driver:
         return result if stored or call is None else replace(result, call=call)
 
     def _arguments(self, node: torch.fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        args = tuple(_plain(a) for a in torch.fx.map_arg(node.args, self._value))
-        return args, {k: _plain(v) for k, v in torch.fx.map_arg(dict(node.kwargs), self._value).items()}
+        args = tuple(_plain(a) for a in torch.fx.map_arg(node.args, self.env.__getitem__))
+        return args, {k: _plain(v) for k, v in torch.fx.map_arg(dict(node.kwargs), self.env.__getitem__).items()}
 
     def _unlowered(self, node: torch.fx.Node, reason: str) -> Any:
         """Call the library for the node, with its arguments in their traced strides.
@@ -290,9 +290,6 @@ class _Driver:
         lowered = lower_graph(module, f"{self.name}.{at.target}", weights)
         self.failures += lowered.failures
         return subgraphs.Subgraph(lowered, subgraphs.returns_many(module))
-
-    def _value(self, node: torch.fx.Node) -> Any:
-        return self.env[node]
 
     def _library(
         self, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str, runner: Any = None

@@ -94,14 +94,11 @@ def _on(builder: Builder, value: Tensor, device: torch.device) -> Tensor:
     if value.node is None or not all(_is_number(builder, load) for load in expr.loads(value.node)):
         return builder.once(replace(value, device=device), functools.partial(_filled, builder, value, device))
 
-    def rule(node: Node, children: tuple[Node, ...]) -> Node:
-        if not isinstance(node, Load):
-            return expr.rebuild(node, children)
-        source = builder.buffers[node.buffer]
-        there = _on(builder, stored(View(source.name, source.dtype, (), (), node.index), HOST), device)
-        return there.at(())
+    def there(load: Load) -> Node:
+        source = builder.buffers[load.buffer]
+        return _on(builder, stored(View(source.name, source.dtype, (), (), load.index), HOST), device).at(())
 
-    return replace(value, device=device, node=expr.rewrite((value.node,), rule)[0])
+    return replace(value, device=device, node=expr.map_loads((value.node,), there)[0])
 
 
 def _is_number(builder: Builder, load: Load) -> bool:

@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.random import is_drawn
 from polytile.frontend.lower.value import Call, Tensor
 from polytile.frontend.placement import is_view
 from polytile.ir import sizes
@@ -35,17 +36,12 @@ def is_reshape(target: object) -> bool:
     return target in _RESHAPES
 
 
-def is_random(target: OpOverload) -> bool:
-    """Whether an operator draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in target.tags
-
-
 def operator_call(builder: Builder, node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
     """The operator of `node` as a Call; None if an argument is not stored, or the result is a view, random or a single number."""
     target, fake = node.target, node.meta.get("val")
     if not isinstance(target, OpOverload) or target._schema.is_mutable or is_view(target):
         return None
-    if is_random(target) or target in UNINITIALISED or not _stored((args, kwargs)):
+    if is_drawn(target) or target in UNINITIALISED or not _stored((args, kwargs)):
         return None
     shape = tuple(sizes.as_size(n) for n in fake.shape) if isinstance(fake, torch.Tensor) else ()
     return Call(target, *_arguments(builder, args, kwargs), shape) if shape or not isinstance(fake, torch.Tensor) else None

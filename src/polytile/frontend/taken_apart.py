@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, get_proxy_slot
 from torch.utils._pytree import tree_leaves
 
+from polytile.frontend.circular_pads import PAD_CIRCULAR
 from polytile.ir import sizes
 
 KEY = "polytile_taken_apart"
@@ -23,6 +24,9 @@ KEY = "polytile_taken_apart"
 
 CHANGING = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 """Operators that mutate arguments although their schema does not say so: the running statistics of a norm."""
+
+OF_ATEN = {PAD_CIRCULAR: torch.ops.aten._pad_circular.default}
+"""ATen's operators in whose place the tracer meets one of polytile's."""
 
 Decomposition = Callable[..., Any]
 Shape = tuple[tuple[sympy.Expr, ...], torch.dtype]
@@ -56,7 +60,7 @@ class Result:
 
 def noting(table: Mapping[OpOverload, Decomposition]) -> dict[OpOverload, Decomposition]:
     """A table of decompositions, each of which records what it decomposes."""
-    return {op: _noting(op, rule) if isinstance(op, OpOverload) else rule for op, rule in table.items()}
+    return {op: _noting(OF_ATEN.get(op, op), rule) if isinstance(op, OpOverload) else rule for op, rule in table.items()}
 
 
 def _noting(operator: OpOverload, rule: Decomposition) -> Decomposition:

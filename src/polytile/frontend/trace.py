@@ -11,8 +11,9 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
+from polytile.frontend.lower.random import is_drawn
 from polytile.frontend.lower.value import Tensor
-from polytile.frontend.operators import UNINITIALISED, is_random, is_reshape
+from polytile.frontend.operators import UNINITIALISED, is_reshape
 from polytile.frontend.taken_apart import KEY, Name, Result, Whole, names_in, shape_of
 from polytile.ir.buffer import View
 from polytile.ir.library_call import Made, Ref
@@ -109,7 +110,7 @@ def _refused(target: Any) -> str:
         return f"{target} is not an operator of ATen"
     if target._schema.is_mutable:
         return f"{target} changes its arguments"
-    if is_random(target):
+    if is_drawn(target):
         return f"{target} draws random numbers, and polytile counts its own"
     if target in UNINITIALISED:
         return f"{target} leaves its result as memory is, where the loop writes zeros"

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+
+from polytile.frontend.attention.views import inserted
 
 aten = torch.ops.aten
 OFFSET = 128
@@ -28,13 +29,10 @@ def sign_products(graph: torch.fx.Graph) -> None:
         if user.target is not aten.sub.Tensor or user.args[0] is not node or user.kwargs or not _is_offset(user.args[1], w):
             continue
         with graph.inserting_before(node):
-            signed = x
-            for target, args, kwargs in (
-                (aten._to_copy.default, (), {"dtype": torch.int32}), (aten.sub.Tensor, (OFFSET,), {}),
-                (aten._to_copy.default, (), {"dtype": torch.int8}),
-            ):  # fmt: skip
-                signed = _call(graph, target, (signed, *args), kwargs)
-            product = _call(graph, node.target, (signed, w), {})
+            wide = inserted(graph, aten._to_copy.default, x, dtype=torch.int32)
+            shifted = inserted(graph, aten.sub.Tensor, wide, OFFSET)
+            signed = inserted(graph, aten._to_copy.default, shifted, dtype=torch.int8)
+            product = inserted(graph, node.target, signed, w)
         user.replace_all_uses_with(product)
         offset = user.args[1]
         for unused in (user, node, offset, offset.args[0]):
@@ -53,11 +51,3 @@ def _is_offset(value: Any, w: torch.fx.Node) -> bool:
 
 def _calls(value: Any, target: Any) -> bool:
     return isinstance(value, torch.fx.Node) and value.target is target
-
-
-def _call(graph: torch.fx.Graph, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.Node:
-    """A new node with its fake value."""
-    node = graph.call_function(target, args, kwargs)
-    with disable_proxy_modes_tracing():
-        node.meta["val"] = target(*torch.fx.map_arg(args, lambda argument: argument.meta["val"]), **kwargs)
-    return node

@@ -118,9 +118,7 @@ def pieces_of(
     Nothing is written. Returns None if rows are too long, or if the loop does more than set each element from buffers that it
     does not write.
     """
-    if any(s.mode != "set" or s.indirect or s.mask is not None for s in loop.stores) or not loop.axes:
-        return None
-    if loop.reads() & loop.writes():
+    if not all(store.is_plain for store in loop.stores) or not loop.axes or loop.reads() & loop.writes():
         return None
     lengths = [sizes.evaluate(a.size, size_values) for a in loop.axes + loop.reduced]
     boxes = _boxes(lengths, len(loop.axes))

@@ -236,6 +236,21 @@ def rebuild(node: Node, children: tuple[Node, ...], index_map: Callable[[sympy.E
     return node
 
 
+def map_loads(roots: tuple[Node, ...], rule: Callable[[Load], Node]) -> tuple[Node, ...]:
+    """Replace every load throughout the DAG, after what is below it."""
+
+    def each(node: Node, children: tuple[Node, ...]) -> Node:
+        node = rebuild(node, children)
+        return rule(node) if isinstance(node, Load) else node
+
+    return rewrite(roots, each)
+
+
+def exchange(roots: tuple[Node, ...], nodes: Mapping[int, Node]) -> tuple[Node, ...]:
+    """Replace the nodes with these identities by others."""
+    return rewrite(roots, lambda node, children: nodes[id(node)] if id(node) in nodes else rebuild(node, children))
+
+
 def map_indices(roots: tuple[Node, ...], index_map: Callable[[sympy.Expr], sympy.Expr]) -> tuple[Node, ...]:
     return rewrite(roots, lambda node, children: rebuild(node, children, index_map))
 

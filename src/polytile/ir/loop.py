@@ -59,6 +59,11 @@ class Store:
         return replace(self, value=roots[0], indirect=roots[1 : 1 + k], mask=mask, index=self.index if index is None else index)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the store sets one element at each point, at an index that is known."""
+        return self.mode == "set" and not self.indirect and self.mask is None
+
+    @property
     def is_segment_sum(self) -> bool:
         """Whether the store sums over all points that share an element (see SEGMENT_SUM)."""
         return self.mode == SEGMENT_SUM
@@ -126,6 +131,14 @@ class Loop:
             at += n
         return replace(self, stores=tuple(stores))
 
+    def map_loads(self, rule: Callable[[Load], Node]) -> Loop:
+        """Replace every load in the values of the loop."""
+        return self.map_roots(lambda roots: expr.map_loads(roots, rule))
+
+    def exchange(self, nodes: Mapping[int, Node]) -> Loop:
+        """Replace the nodes with these identities in the values of the loop."""
+        return self.map_roots(lambda roots: expr.exchange(roots, nodes))
+
     def substitute(self, mapping: Mapping[sympy.Symbol, sympy.Expr]) -> Loop:
         """Replace index symbols in values and store indices. The axes themselves are unchanged."""
         return self.map_roots(lambda roots: expr.substitute(roots, mapping), lambda i: algebra.substitute(i, mapping))
@@ -168,6 +181,5 @@ def neighbours(stores: Iterable[Store], along: sympy.Symbol) -> list[tuple[Store
 
 
 def _adjacent(low: Store, high: Store, along: sympy.Symbol) -> bool:
-    plain = all(store.mode == "set" and not store.indirect and store.mask is None for store in (low, high))
     same = low.buffer == high.buffer and algebra.coefficient(low.index, along) == 2
-    return plain and same and algebra.expanded(high.index - low.index) == 1
+    return low.is_plain and high.is_plain and same and algebra.expanded(high.index - low.index) == 1

@@ -380,21 +380,12 @@ def _random_types(node: Op) -> str:
     return "" if {a.dtype for a in node.args} == {torch.int64} else "takes an int64 seed and offset"
 
 
-def _any_types(node: Op) -> str:
-    return ""
-
-
 _EXPECTED: dict[str, Callable[[Op], str]] = {
     "where": _where_types,
-    "cast": _any_types,
+    "cast": lambda node: "",
     "bitcast": _bitcast_types,
-    "logical_and": _logical_types,
-    "logical_or": _logical_types,
-    "logical_xor": _logical_types,
-    "logical_not": _logical_types,
-    "philox_uniform": _random_types,
-    "philox_normal": _random_types,
-    "philox_int": _random_types,
+    **dict.fromkeys(("logical_and", "logical_or", "logical_xor", "logical_not"), _logical_types),
+    **dict.fromkeys(("philox_uniform", "philox_normal", "philox_int"), _random_types),
 }
 
 

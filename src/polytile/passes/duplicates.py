@@ -43,7 +43,7 @@ def merge_duplicates(program: Program) -> Program:
 
 def _pairs(loop: Loop, buffers: Mapping[str, Buffer]) -> Iterator[tuple[str, str]]:
     """Pairs of buffers that receive the same values at the same elements of the loop."""
-    plain = [s for s in loop.stores if s.mode == "set" and not s.indirect and s.mask is None]
+    plain = [store for store in loop.stores if store.is_plain]
     for i, one in enumerate(plain):
         for other in plain[i + 1 :]:
             if one.value is other.value and sizes.equal(one.index, other.index):
@@ -76,13 +76,10 @@ def _renamed_operation(operation: Operation, mapping: Mapping[str, str]) -> Oper
 
 
 def _renamed_loop(loop: Loop, mapping: Mapping[str, str]) -> Loop:
-    def rule(node: Node, children: tuple[Node, ...]) -> Node:
-        node = expr.rebuild(node, children)
-        if isinstance(node, Load) and node.buffer in mapping:
-            return expr.load(node.dtype, mapping[node.buffer], node.index, node.indirect, node.mask)
-        return node
+    def rule(load: Load) -> Node:
+        return expr.load(load.dtype, mapping.get(load.buffer, load.buffer), load.index, load.indirect, load.mask)
 
-    new = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
+    new = loop.map_loads(rule)
     return replace(new, stores=tuple(s for s in new.stores if s.buffer not in mapping))
 
 

@@ -99,7 +99,7 @@ def _wanted(operation: Operation, store: Store) -> Layout | None:
     """The layout in which `store` would be contiguous along its loop; None if it is so already, or is not a plain store at every
     point."""
     loop = operation.epilogue if isinstance(operation, Template) else operation
-    if not isinstance(loop, Loop) or store.mode != "set" or store.indirect or store.mask is not None:
+    if not isinstance(loop, Loop) or not store.is_plain:
         return None
     points = loop.axes + (loop.reduced if loop.reduced and element_level(loop, store) else ())
     axes = tuple(a for a in points if a.size != 1)
@@ -182,14 +182,13 @@ def _following_trace(trace: Trace, name: str, layout: Layout) -> Trace:
 def _following_loop(loop: Loop, name: str, layout: Layout, writes: bool) -> Loop:
     points = loop.axes + loop.reduced
 
-    def rule(node: Node, children: tuple[Node, ...]) -> Node:
-        node = expr.rebuild(node, children)
-        if not isinstance(node, Load) or node.buffer != name:
-            return node
-        if node.indirect or writes:
+    def rule(load: Load) -> Node:
+        if load.buffer != name:
+            return load
+        if load.indirect or writes:
             raise Unfit("read through another index")
-        return expr.load(node.dtype, name, layout.index(node.index, points), (), node.mask)
+        return expr.load(load.dtype, name, layout.index(load.index, points), (), load.mask)
 
-    new = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
+    new = loop.map_loads(rule)
     stores = tuple(replace(s, index=layout.new) if s.buffer == name else s for s in new.stores)
     return replace(new, stores=stores, library=())

@@ -88,11 +88,11 @@ def _copied(operation: Operation, program: Program) -> tuple[str, str] | None:
         return None
     (store,), point = operation.stores, tuple(a.symbol for a in operation.axes)
     target, value = program.buffers[store.buffer], store.value
-    if not isinstance(value, Load) or value.mask is not None or store.mask is not None or store.mode != "set":
+    if not isinstance(value, Load) or value.mask is not None or value.indirect or not store.is_plain:
         return None
     source = program.buffers[value.buffer]
     alike = (source.dtype, source.sizes, source.strides) == (target.dtype, target.sizes, target.strides)
-    if not alike or tuple(a.size for a in operation.axes) != target.sizes or value.indirect or store.indirect:
+    if not alike or tuple(a.size for a in operation.axes) != target.sizes:
         return None
     place = whole(target).index(point)
     return (source.name, target.name) if place == value.index == store.index else None

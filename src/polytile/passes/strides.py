@@ -41,12 +41,10 @@ def _in_loop(loop: Loop, buffers: Mapping[str, Buffer]) -> Loop:
     ):
         return loop
 
-    def rule(node: Node, children: tuple[Node, ...]) -> Node:
-        if not isinstance(node, Load):
-            return expr.rebuild(node, children)
-        return expr.rebuild(node, children, lambda index: without_max(index, buffers[node.buffer].numel))
+    def rule(load: Load) -> Node:
+        return expr.rebuild(load, load.children, lambda index: without_max(index, buffers[load.buffer].numel))
 
-    new = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
+    new = loop.map_loads(rule)
     return replace(new, stores=tuple(_in_store(store, buffers) for store in new.stores))
 
 

@@ -86,7 +86,7 @@ def _backward(
     slopes = slope.at_all(products, (one, *score_captured))
     given = grad if grad is not None else torch.zeros_like(out)
     of_lse = grad_lse / unit if grad_lse is not None else None
-    dq, dk, dv = OF_BACKWARD(q, k, v, scores, slopes, out, lse * unit, given, of_lse, scale)
+    dq, dk, dv, _ = OF_BACKWARD(q, k, v, scores, slopes, out, lse * unit, given, of_lse, scale)
     return dq, dk, dv
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from polytile.frontend.attention.operator import COMPUTED, OF_BACKWARD, OF_BACKWARD_WITH_CHANGES, PRODUCTS, WITH_LSE
+from polytile.frontend.attention.operator import COMPUTED, OF_BACKWARD, PRODUCTS, WITH_LSE
 from polytile.frontend.attention.views import inserted
 
 EXPRESSION = "polytile_scores"
@@ -82,6 +82,4 @@ def _operator(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
     values = expression.put(graph, q, k, captured)  # type: ignore[arg-type]
     if node.target is held:
         return inserted(graph, WITH_LSE, q, k, v, *values, expression.scale, expression.empty_is_0)
-    wants_changes = any(user.args[1] == 3 and user.users for user in node.users)
-    operator = OF_BACKWARD_WITH_CHANGES if wants_changes else OF_BACKWARD
-    return inserted(graph, operator, q, k, v, *values, *rest, None, expression.scale)
+    return inserted(graph, OF_BACKWARD, q, k, v, *values, *rest, None, expression.scale)

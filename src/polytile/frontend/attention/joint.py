@@ -21,7 +21,7 @@ from polytile.frontend.attention.derivatives import Gradients, Joint
 from polytile.frontend.attention.expressions import expression_of
 from polytile.frontend.attention.held import held, held_backward, hold
 from polytile.frontend.attention.masked_calls import hold_masked_calls
-from polytile.frontend.attention.operator import OF_BACKWARD_WITH_CHANGES, PRODUCTS, WITH_LSE
+from polytile.frontend.attention.operator import OF_BACKWARD, PRODUCTS, WITH_LSE
 from polytile.frontend.attention.patterns import REASON, Rewriting, erase_unused, is_softmax, softmax_before
 from polytile.frontend.attention.regions import Region, is_by_elements, region_of
 from polytile.frontend.attention.scores import PRODUCTS as MATRIX_PRODUCTS
@@ -143,7 +143,7 @@ class _Training(Rewriting):
             loosen_views(out)
         with self.graph.inserting_before(first):
             given = q, k, v, seen_again, out, lse, self._heads(gradients.grad)
-            fakes = OF_BACKWARD_WITH_CHANGES(*map(value, (q, k, v, scores, slopes, *given[4:])), None, scale)
+            fakes = OF_BACKWARD(*map(value, (q, k, v, scores, slopes, *given[4:])), None, scale)
             self._replace_gradients(gradients, hold(self.graph, held_backward, backward, given, fakes))
 
     def _check_sizes(self, q: torch.fx.Node, v: torch.fx.Node) -> None:

@@ -4,8 +4,7 @@
 
     products(q, k, scale, dtype) → elementwise operators → attention_of(q, k, v, scores, scale, empty_is_0)
                                                          → attention_with_lse(q, k, v, scores, scale, empty_is_0) -> (out, lse)
-        → attention_of_backward(q, k, v, scores, slopes, out, lse, grad, grad_lse, scale) -> (dq, dk, dv)
-        → attention_of_backward_with_changes(…the same…) -> (dq, dk, dv, changes)
+        → attention_of_backward(q, k, v, scores, slopes, out, lse, grad, grad_lse, scale) -> (dq, dk, dv, changes)
 
 q is (batch, heads, m, d), k (batch, heads of k, n, d), v (batch, heads of k, n, dv), where heads is a multiple of the heads of k;
 bias is None or (batch, heads, m, n). Without a scale it is d ** -0.5. See ir.attention.Attention for the rest. `products` returns
@@ -109,12 +108,10 @@ PRODUCTS, ATTENTION_OF = torch.ops.polytile.products.default, torch.ops.polytile
 _library.define(
     "attention_with_lse(Tensor q, Tensor k, Tensor v, Tensor scores, float scale, bool empty_is_0=True) -> (Tensor, Tensor)"
 )
-_OF_BACKWARD = (
-    "(Tensor q, Tensor k, Tensor v, Tensor scores, Tensor slopes, Tensor out, Tensor lse, Tensor grad, Tensor? grad_lse, "
-    "float scale) -> (Tensor, Tensor, Tensor"
+_library.define(
+    "attention_of_backward(Tensor q, Tensor k, Tensor v, Tensor scores, Tensor slopes, Tensor out, Tensor lse, Tensor grad, "
+    "Tensor? grad_lse, float scale) -> (Tensor, Tensor, Tensor, Tensor)"
 )
-_library.define(f"attention_of_backward{_OF_BACKWARD})")
-_library.define(f"attention_of_backward_with_changes{_OF_BACKWARD}, Tensor)")
 
 
 @torch.library.register_fake("polytile::attention_with_lse", lib=_library)
@@ -128,16 +125,9 @@ def _fake_with_lse(
 @torch.library.register_fake("polytile::attention_of_backward", lib=_library)
 def _fake_of_backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    dq, dk, dv = (_permute_strides(each.new_empty(each.shape), each.stride()) for each in (q, k, v))
-    return dq, dk, dv
-
-
-@torch.library.register_fake("polytile::attention_of_backward_with_changes", lib=_library)
-def _fake_of_backward_with_changes(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    return *_fake_of_backward(q, k, v), q.new_empty((*q.shape[:3], k.shape[2]))
+    dq, dk, dv = (_permute_strides(each.new_empty(each.shape), each.stride()) for each in (q, k, v))
+    return dq, dk, dv, q.new_empty((*q.shape[:3], k.shape[2]))
 
 
 def _with_lse(
@@ -147,7 +137,7 @@ def _with_lse(
     return _permute_strides(out.to(q.dtype), q.stride()), lse
 
 
-def _of_backward_with_changes(
+def _of_backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: torch.Tensor, slopes: torch.Tensor, out: torch.Tensor,
     lse: torch.Tensor, grad: torch.Tensor, grad_lse: torch.Tensor | None, scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
@@ -158,16 +148,10 @@ def _of_backward_with_changes(
     return dq, dk, dv, changes.to(q.dtype)
 
 
-def _of_backward(*given: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _of_backward_with_changes(*given)[:3]
-
-
 _library.impl("attention_with_lse", _with_lse, "CompositeExplicitAutograd")
 _library.impl("attention_of_backward", _of_backward, "CompositeExplicitAutograd")
-_library.impl("attention_of_backward_with_changes", _of_backward_with_changes, "CompositeExplicitAutograd")
 
 WITH_LSE, OF_BACKWARD = torch.ops.polytile.attention_with_lse.default, torch.ops.polytile.attention_of_backward.default
-OF_BACKWARD_WITH_CHANGES = torch.ops.polytile.attention_of_backward_with_changes.default
 
 COMPUTED = "polytile_in_attention"
 """The key in a node's `meta` that marks values needed only by scores inside kernels, which are not stored."""

@@ -20,7 +20,6 @@ from polytile.frontend.attention.operator import (
     ATTENTION_OF,
     COMPUTED,
     OF_BACKWARD,
-    OF_BACKWARD_WITH_CHANGES,
     WITH_LSE,
 )
 from polytile.frontend.attention.pages import PAGED
@@ -54,7 +53,7 @@ ELEMENTS = (
 
 SCORED: dict[Any, tuple[int, ...]] = {
     **dict.fromkeys((ATTENTION, ATTENTION_OF, PAGED, WITH_LSE, TRAINED), (3,)),
-    **dict.fromkeys((OF_BACKWARD, OF_BACKWARD_WITH_CHANGES), (3, 4)),
+    OF_BACKWARD: (3, 4),
     BACKWARD: (4,),
 }  # fmt: skip
 """Operators of attention, and which of their arguments have an element for each query and key."""

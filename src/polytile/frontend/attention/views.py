@@ -67,16 +67,12 @@ def keeps_order(root: torch.fx.Node, path: Iterable[torch.fx.Node]) -> bool:
     order of dimensions of size 1 does not matter."""
     dims: list[int | None] = _dims(root)
     for node in path:
-        if node.target in RESHAPES:
+        if node.target in (*RESHAPES, *SQUEEZES):
             if not _in_order(dims):
                 return False
             dims = _dims(node)
         elif node.target == UNSQUEEZE:
             dims.insert(int(node.args[1]) % (len(dims) + 1), None)  # type: ignore[arg-type]
-        elif node.target in SQUEEZES:
-            if not _in_order(dims):
-                return False
-            dims = _dims(node)
         elif node.target == PERMUTE:
             order: Any = node.args[1]
             dims = [dims[k] for k in order]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import getitem
@@ -17,7 +16,6 @@ from polytile.frontend.attention.operator import (
     ATTENTION,
     ATTENTION_OF,
     OF_BACKWARD,
-    OF_BACKWARD_WITH_CHANGES,
     PRODUCTS,
     WITH_LSE,
 )
@@ -26,6 +24,7 @@ from polytile.frontend.attention.trained import BACKWARD as TRAINED_BACKWARD
 from polytile.frontend.attention.trained import TRAINED
 from polytile.frontend.attention.varlen import VARLEN, VARLEN_BACKWARD
 from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.layouts import traced_strides
 from polytile.frontend.lower.overloads import named_arguments
 from polytile.frontend.lower.positions import position, ranges_of, require_index
 from polytile.frontend.lower.registry import lowers
@@ -63,7 +62,7 @@ FROM_BOTTOM_RIGHT = (
 """Operators whose causal mask is aligned to the bottom right instead of the top left."""
 
 OPERATORS = (
-    ATTENTION, ATTENTION_OF, WITH_LSE, OF_BACKWARD, OF_BACKWARD_WITH_CHANGES, TRAINED, TRAINED_BACKWARD, PAGED, VARLEN,
+    ATTENTION, ATTENTION_OF, WITH_LSE, OF_BACKWARD, TRAINED, TRAINED_BACKWARD, PAGED, VARLEN,
     VARLEN_BACKWARD, aten._flash_attention_forward.default, *FORWARD, *BACKWARD,
 )  # fmt: skip
 """Operators that read q, k and v in their memory layout."""
@@ -101,16 +100,24 @@ def emit(
         causal, fill = "", EMPTY
     elif bias is not None:
         mask = expanded(builder.stored(bias), points)
-    strides = tuple(sizes.as_stride(n) for n in builder.result(output).stride())
-    out = builder.new_buffer((batch, heads, rows, v_view.sizes[3]), q.dtype, q.device, strides)
-    lse = builder.new_buffer((batch, heads, rows), torch.float32, q.device) if with_lse else None
-    builder.emit(
-        Attention(
-            builder.name("attention"), q_view, k_view, v_view, whole(out), None if scale is None else float(scale), causal, mask,
-            fill, empty_is_0, whole(lse) if lse is not None else None, (builder.origin,), scores=scores, sequences=placed,
-        )
-    )
-    return stored(whole(out), q.device), stored(whole(lse), q.device) if lse is not None else None
+    return _emit_forward(
+        builder, (q_view, k_view, v_view), q.device, scale, output, with_lse, causal=causal, bias=mask, fill=fill,
+        empty_is_0=empty_is_0, scores=scores, sequences=placed,
+    )  # fmt: skip
+
+
+def _emit_forward(
+    builder: Builder, operands: tuple[View, View, View], device: torch.device, scale: float | None, output: int | None,
+    with_lse: bool, **how: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Emit an attention of these operands and properties (see Attention), with a result that lies as traced."""
+    q, _, v = operands
+    strides = traced_strides(builder.result(output))
+    out = whole(builder.new_buffer((*q.sizes[:3], v.sizes[3]), q.dtype, device, strides))
+    lse = whole(builder.new_buffer(q.sizes[:3], torch.float32, device)) if with_lse else None
+    factor, origins = None if scale is None else float(scale), (builder.origin,)
+    builder.emit(Attention(builder.name("attention"), *operands, out, factor, lse=lse, origins=origins, **how))
+    return stored(out, device), stored(lse, device) if lse is not None else None
 
 
 def _operand(builder: Builder, tensor: Tensor, place: int) -> View:
@@ -121,7 +128,7 @@ def _operand(builder: Builder, tensor: Tensor, place: int) -> View:
     if tensor.view is None and isinstance(given, torch.fx.Node):
         _, heads, rows, length = tensor.sizes
         side_by_side = (rows * heads * length, length, heads * length, sizes.ONE)
-        traced = tuple(sizes.as_stride(n) for n in given.meta["val"].stride())
+        traced = traced_strides(given.meta["val"])
         if all(sizes.equal(a, b) for a, b in zip(traced[1:], side_by_side[1:], strict=True)):
             tensor = builder.once(tensor, lambda: builder.realize(tensor, side_by_side))
     return builder.stored(tensor)
@@ -263,18 +270,9 @@ def _scored(
 ) -> tuple[Tensor, Tensor | None]:
     """Emit the attention of scores that are computed. Its result is number `output` of the node's, and the log-sum-exp the next;
     or, if that is None, the only one."""
-    operands = q_view, k_view, v_view = agreed(*(_operand(builder, tensor, place) for place, tensor in enumerate((q, k, v))))
+    operands = agreed(*(_operand(builder, tensor, place) for place, tensor in enumerate((q, k, v))))
     loop = _loop_of(builder, operands, scores)
-    strides = tuple(sizes.as_stride(n) for n in builder.result(output).stride())
-    out = builder.new_buffer((*q_view.sizes[:3], v_view.sizes[3]), q.dtype, q.device, strides)
-    lse = builder.new_buffer(q_view.sizes[:3], torch.float32, q.device) if output is not None else None
-    builder.emit(
-        Attention(
-            builder.name("attention"), q_view, k_view, v_view, whole(out), float(scale), empty_is_0=empty_is_0,
-            lse=whole(lse) if lse is not None else None, origins=(builder.origin,), scores=loop,
-        )
-    )  # fmt: skip
-    return stored(whole(out), q.device), stored(whole(lse), q.device) if lse is not None else None
+    return _emit_forward(builder, operands, q.device, scale, output, output is not None, empty_is_0=empty_is_0, scores=loop)
 
 
 def _loop_of(
@@ -287,12 +285,8 @@ def _loop_of(
     axes = builder.axes(points)
     point, own = tuple(axis.symbol for axis in axes), expr.make(expr.Accumulator, dtype=torch.float32)
 
-    def rule(node: Node, children: tuple[Node, ...]) -> Node:
-        absent = isinstance(node, expr.Load) and node.buffer not in builder.buffers
-        return own if absent else expr.rebuild(node, children)
-
     values = [widen(builder.element(each, points, point), torch.float32) for each in (scores, slopes) if each is not None]
-    values = list(expr.rewrite(tuple(values), rule))
+    values = list(expr.map_loads(tuple(values), lambda load: load if load.buffer in builder.buffers else own))
     if slopes is not None and isinstance(values[1], expr.Const) and values[1].value == 1:
         values.pop()
     if values == [own]:
@@ -301,17 +295,16 @@ def _loop_of(
 
 
 @lowers(OF_BACKWARD)
-@lowers(OF_BACKWARD_WITH_CHANGES)
 def attention_of_backward(
     builder: Builder, q: Tensor, k: Tensor, v: Tensor, scores: Tensor, slopes: Tensor, out: Tensor, lse: Tensor, grad: Tensor,
     grad_lse: Tensor | None, scale: float,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    operands = agreed(*(builder.stored(tensor) for tensor in (q, k, v)))
-    return _emit_gradients(
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    operands, with_changes = agreed(*(builder.stored(tensor) for tensor in (q, k, v))), 3 in used_results(builder)
+    made = _emit_gradients(
         builder, operands, grad, out, builder.stored(lse), float(scale), scores=_loop_of(builder, operands, scores, slopes),
-        grad_lse=builder.stored(grad_lse) if grad_lse is not None else None,
-        with_changes=builder.node is not None and builder.node.target == OF_BACKWARD_WITH_CHANGES,
+        grad_lse=builder.stored(grad_lse) if grad_lse is not None else None, with_changes=with_changes,
     )  # fmt: skip
+    return made if with_changes else (*made, None)
 
 
 @lowers(TRAINED)
@@ -349,7 +342,7 @@ def _lower_forward(operator: OpOverload) -> Callable[..., tuple[Tensor | None, .
             builder, q, k, v, _bias(given), given["scale"], _causal(operator, given), with_lse=1 in used, output=0
         )
         if lse is not None and operator is CPU_FLASH:
-            lse = computed(lse.sizes, lse.dtype, lse.device, functools.partial(_without_infinity, lse))
+            lse = with_empty_rows(lse, 0.0)  # as the CPU's backward pass expects
         return (out, lse, *[None] * (len(operator._schema.returns) - 2))
 
     return lowering
@@ -363,11 +356,15 @@ def _causal(operator: OpOverload, given: Mapping[str, Any]) -> str:
     return "" if not given["is_causal"] else "bottom right" if operator in FROM_BOTTOM_RIGHT else "top left"
 
 
-def _without_infinity(lse: Tensor, point: Point) -> Node:
-    """The log-sum-exp with 0 for a row that attends to no key, as the CPU backward pass expects."""
-    value = lse.at(point)
-    empty = expr.op("eq", torch.bool, value, expr.const(EMPTY, torch.float32))
-    return expr.op("where", torch.float32, empty, expr.const(0.0, torch.float32), value)
+def with_empty_rows(lse: Tensor, number: float) -> Tensor:
+    """The log-sum-exp with this number for a row that attends to no key."""
+
+    def at(point: Point) -> Node:
+        value = lse.at(point)
+        empty = expr.op("eq", torch.bool, value, expr.const(EMPTY, torch.float32))
+        return expr.op("where", torch.float32, empty, expr.const(number, torch.float32), value)
+
+    return computed(lse.sizes, lse.dtype, lse.device, at)
 
 
 for _operator in FORWARD:
@@ -415,7 +412,7 @@ def _emit_gradients(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Emit the backward pass of an attention with these `masks` and scores (see Attention); the gradient of the scores too if it
     is wanted."""
-    strides = [tuple(sizes.as_stride(n) for n in builder.result(number).stride()) for number in range(3)]
+    strides = [traced_strides(builder.result(number)) for number in range(3)]
     if any(steps[3] != 1 for steps in strides):
         raise LoweringError("gradients of attention whose rows are not dense are left to the library.")
     q, k, v = operands

@@ -41,6 +41,10 @@ class Builder:
         """Buffers of concatenations that grow, by the longest one (lower/growing_joins.py)."""
         self.longest: dict[torch.fx.Node, torch.fx.Node | None] = {}
         """The longest one of each; None for a concatenation that does not grow."""
+        self.seed = ""
+        """The buffer of the program's only seed of random numbers (lower/random.py), once it is drawn."""
+        self.counted = 0
+        """The number of operators that have counters so far."""
 
     # names and buffers -------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,8 @@ from torch._prims_common import (
 )
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false, statically_known_true
 
-from polytile.frontend.lower import losses, norms, pads
+from polytile.frontend.circular_pads import PAD_CIRCULAR
+from polytile.frontend.lower import norms, pads
 from polytile.frontend.lower.overloads import all_overloads, overloads
 
 # Decomposed by torch's own rules, beyond the core table.
@@ -257,6 +258,38 @@ def _addbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha
     return torch.addmm(x, rows, batch2.reshape(batch * k, batch2.shape[2]), beta=beta, alpha=alpha)
 
 
+# gradients of losses, for which torch's own rules would make the mean's factor a symbolic float; here the count divides as an
+# integer
+
+MEAN = 1  # the reduction code that ATen passes: 0 none, 1 mean, 2 sum
+
+
+def _of_loss(
+    grad_output: Tensor, input: Tensor, target: Tensor, reduction: int, derivative: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """derivative(input - target)·grad_output, over the number of elements for a mean; computed in float32 for the
+    16-bit types."""
+    grad, x, t = (v.to(get_computation_dtype(v.dtype)) for v in (grad_output, input, target))
+    result = derivative(x - t) * grad
+    return (result / input.numel() if reduction == MEAN else result).to(input.dtype)
+
+
+def _mse_loss_backward(grad_output: Tensor, input: Tensor, target: Tensor, reduction: int) -> Tensor:
+    return _of_loss(grad_output, input, target, reduction, lambda d: d * 2)
+
+
+def _smooth_l1_loss_backward(grad_output: Tensor, input: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
+    """d / beta where |d| < beta, else the sign of d."""
+    if beta == 0:
+        return _of_loss(grad_output, input, target, reduction, torch.sign)
+    return _of_loss(grad_output, input, target, reduction, lambda d: torch.where(d.abs() < beta, d / beta, torch.sign(d)))
+
+
+def _huber_loss_backward(grad_output: Tensor, input: Tensor, target: Tensor, reduction: int, delta: float) -> Tensor:
+    """d between -delta and delta, else the nearer of them."""
+    return _of_loss(grad_output, input, target, reduction, lambda d: torch.clamp(d, -delta, delta))
+
+
 OWN: dict[str, Callable[..., Any]] = {
     "copysign.Tensor": _ordered_alike(torch.ops.aten.copysign.Tensor),
     "floor_divide.default": _ordered_alike(torch.ops.aten.floor_divide.default),
@@ -282,7 +315,9 @@ OWN: dict[str, Callable[..., Any]] = {
     "_softmax.default": _softmax,
     "_log_softmax.default": _log_softmax,
     "_softmax_backward_data.default": _softmax_backward_data,
-    **losses.DECOMPOSITIONS,
+    "mse_loss_backward.default": _mse_loss_backward,
+    "smooth_l1_loss_backward.default": _smooth_l1_loss_backward,
+    "huber_loss_backward.default": _huber_loss_backward,
     **norms.DECOMPOSITIONS,
     **pads.DECOMPOSITIONS,
 }
@@ -303,4 +338,5 @@ def _table() -> Mapping[OpOverload, Callable[..., Any]]:
         table.pop(op, None)
     for name, rule in OWN.items():
         table.update(dict.fromkeys(overloads(name), rule))
+    table[PAD_CIRCULAR] = functools.partial(pads.padded, kind=pads.CIRCULAR)
     return table

@@ -11,6 +11,7 @@ import torch
 
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.layouts import traced_strides
 from polytile.frontend.lower.matmul import OPERAND_DTYPES, batched, check_scaled, generator_of, operand_of, product
 from polytile.frontend.lower.positions import Place, position, ranges_of
 from polytile.frontend.lower.reductions import accumulated, reduce_over
@@ -143,7 +144,7 @@ def emit(
     ends = replace(ends, sizes=(groups,))
     rows, columns = left.sizes[1], right.sizes[2]
     shape = (columns, rows) if turned else (rows, columns) if by_rows else (groups, rows, columns)
-    strides = sizes.contiguous_strides(shape) if dtype else tuple(sizes.as_stride(n) for n in result.stride())
+    strides = sizes.contiguous_strides(shape) if dtype else traced_strides(result)
     out = builder.new_buffer(shape, dtype or a.dtype, device, strides)
     view = batched(_turned(whole(out)) if turned else whole(out))
     grouping = Grouping(ends, "m" if by_rows else "k")

@@ -20,7 +20,6 @@ from torch.utils._sympy.functions import FloorDiv
 from polytile import options
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
-from polytile.frontend.lower.integers import difference
 from polytile.frontend.lower.layouts import is_dense, traced_argument, traced_strides
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, broadcast_point, computed, convert, stored, widen
@@ -28,7 +27,7 @@ from polytile.frontend.lower.views import has_static_zero
 from polytile.ir import expr, sizes
 from polytile.ir.buffer import View, whole
 from polytile.ir.dtypes import FLOAT8
-from polytile.ir.expr import Load, Node, Op
+from polytile.ir.expr import Const, Load, Node, Op
 from polytile.ir.ranges import integer_range
 from polytile.ir.sizes import ONE, ZERO, Size
 from polytile.ir.template import PackedInt4, Scales, Template
@@ -39,6 +38,8 @@ OPERAND_DTYPES = {"cpu": (torch.float32, torch.float64, torch.bfloat16), "gpu": 
 _FLOATS = OPERAND_DTYPES["gpu"]
 NARROW = {"cpu": ((), (torch.float32, torch.bfloat16)), "gpu": (_FLOATS, _FLOATS)}
 """The dtypes of A and of B to which generated products convert int8 as they read it."""
+EXACT = -256, 256
+"""Integers that every floating type of 16 bits or more holds."""
 GROUPS = (16, 1024)
 """Minimum and maximum number of elements along k that share a scale, for kernels that scale each group's partial sums."""
 CONVERSIONS = ("cast", "round_bf16", "round_f16")
@@ -151,6 +152,17 @@ def number_of(builder: Builder, b: Tensor, node: Node) -> Tensor | None:
     if limits is None or limits[0] < -128 or limits[1] > 127:
         return None
     return replace(number, node=convert(node, torch.int8), dtype=torch.int8)
+
+
+def difference(number: Node, less: Node) -> Node | None:
+    """number - less in int32, of an integer expression and a constant: what floating types make of it too, where neither operand
+    needs rounding in any of them. None where one might, or is something else."""
+    limits = integer_range(number)
+    if limits is None or not isinstance(less, Const) or not float(less.value).is_integer():
+        return None
+    if not all(EXACT[0] <= each <= EXACT[1] for each in (*limits, less.value)):
+        return None
+    return expr.op("sub", torch.int32, convert(number, torch.int32), expr.const(int(less.value), torch.int32))
 
 
 def grouped(builder: Builder, b: Tensor) -> tuple[Tensor, Scales] | None:

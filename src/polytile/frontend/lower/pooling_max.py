@@ -1,5 +1,6 @@
 """The maximum of each window, with its index in its plane. The gradient is ATen's: loops that add to elements by index, or gather
-from the windows over an element, took 3 to 30 times as long on a CPU and 8 times on an H200."""
+from the windows over an element, took 3 to 30 times as long on a CPU and 8 times on an H200. So are adaptive maxima, which took
+loops as long as ATen."""
 
 from __future__ import annotations
 
@@ -9,21 +10,15 @@ import torch
 
 from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
-from polytile.frontend.lower.joins import all_of, compare
-from polytile.frontend.lower.pooling_average import cells, longest
 from polytile.frontend.lower.registry import lowers
-from polytile.frontend.lower.value import Point, Tensor, computed, widen
-from polytile.frontend.lower.views import require_loop_dtype
-from polytile.frontend.lower.windows import Windows, chosen, flat_number, windows
+from polytile.frontend.lower.value import Point, Tensor, computed
+from polytile.frontend.lower.windows import Windows, windows
 from polytile.ir import expr
 from polytile.ir.expr import Node
 from polytile.ir.reductions import smallest
 from polytile.ir.sizes import Size
 
 aten = torch.ops.aten
-
-NOWHERE = 2**62
-"""The index of elements outside a window: larger than any element's, so that it loses every tie."""
 
 
 def _lower_max(rank: int) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -70,46 +65,3 @@ def _first_inside(over: Windows, point: Point) -> Node:
         index = number if index is None or inside is None else expr.op("where", torch.int64, inside, number, index)
     assert index is not None
     return index
-
-
-# adaptive maxima ------------------------------------------------------------------------------------------------------
-
-
-def _lower_adaptive(rank: int) -> Callable[..., tuple[Tensor, ...]]:
-    def lowering(builder: Builder, source: Tensor, output_size: Sequence[Size | int]) -> tuple[Tensor, ...]:
-        """The largest element of each cell, the first of several, and its number."""
-        require_loop_dtype(source.dtype)
-        if source.dtype == torch.bool:
-            raise LoweringError("the largest of truth values is left to the library.")
-        base, result, extents = builder.realize(source), builder.result_sizes(0), source.sizes[-rank:]
-        reduced, dtype = longest(extents, result[-rank:]), source.compute_dtype
-
-        def parts(point: Point) -> tuple[Point, Node | None]:
-            """The place of an element of a cell, and whether it is one."""
-            here, steps = point[: len(result)], point[len(result) :]
-            cell = cells(here[-rank:], extents, result[-rank:])
-            place = tuple(first + step for (first, _), step in zip(cell, steps, strict=True))
-            return (*here[:-rank], *place), all_of([compare("lt", k, n) for k, (_, n) in zip(steps, cell, strict=True)])
-
-        def element(point: Point) -> Node:
-            place, inside = parts(point)
-            return chosen(inside, base.at(place), smallest(source.dtype))
-
-        def best(value: Node, point: Point) -> Node:
-            place, inside = parts(point)
-            number = chosen(inside, expr.index_value(flat_number(place[-rank:], extents)), NOWHERE)
-            return expr.reduce("argmax", dtype, value, number)
-
-        points = computed((*result, *reduced), source.dtype, source.device, element)
-        dims = list(range(len(result), len(result) + rank))
-        outputs: list[tuple[Callable[..., Node], torch.dtype]] = [
-            (lambda value, point: widen(expr.part(best(value, point), 0, dtype), source.dtype), source.dtype),
-            (lambda value, point: expr.part(best(value, point), 1, torch.int64), torch.int64),
-        ]
-        return tuple(builder.reduction(points, dims, False, outputs))
-
-    return lowering
-
-
-lowers(aten.adaptive_max_pool2d.default)(_lower_adaptive(2))
-lowers(aten.adaptive_max_pool3d.default)(_lower_adaptive(3))

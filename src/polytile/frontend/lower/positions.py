@@ -55,13 +55,12 @@ class Place:
         """The element of an unstored tensor, with its loads at this place."""
         stands = {expr.indirect_symbol(k) for k in range(len(self.values))}
 
-        def rule(node: Node, children: tuple[Node, ...]) -> Node:
-            node = expr.rebuild(node, children)
-            if isinstance(node, expr.Load) and node.index.free_symbols & stands:
-                return expr.load(node.dtype, node.buffer, node.index, tuple(self.values), node.mask)
-            return node
+        def here(load: expr.Load) -> Node:
+            if not load.index.free_symbols & stands:
+                return load
+            return expr.load(load.dtype, load.buffer, load.index, tuple(self.values), load.mask)
 
-        return expr.rewrite((source.at(self.point),), rule)[0]
+        return expr.map_loads((source.at(self.point),), here)[0]
 
     def store(self, target: View, value: Node, mode: str = "set") -> Store:
         return Store(target.buffer, target.index(tuple(self.point)), value, mode, tuple(self.values))

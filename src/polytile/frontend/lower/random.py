@@ -7,9 +7,7 @@ is drawn from torch's default generator, so that manual_seed reproduces it, and 
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -153,29 +151,18 @@ def _require_default(generator: Any) -> None:
 # numbers from a counter -----------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Seed:
-    """The buffer of the program's only seed, and the number of operators that have counters so far."""
-
-    buffer: str
-    operators: int = 0
-
-
-_SEEDS: weakref.WeakKeyDictionary[Builder, _Seed] = weakref.WeakKeyDictionary()
-
-
 def counter(builder: Builder, out_sizes: tuple[sympy.Expr, ...], device: torch.device) -> Callable[[Point], tuple[Node, Node]]:
     """point → (seed, offset) for a new operator whose result has `out_sizes`. The first one of a program draws the seed."""
-    if builder not in _SEEDS:
-        _SEEDS[builder] = _Seed(_seed(builder, device))
-    state = _SEEDS[builder]
-    first = state.operators * COUNTERS_PER_OPERATOR
-    state.operators += 1
+    if builder.seed not in builder.buffers:  # none has been drawn, or by a lowering that failed
+        builder.seed = _seed(builder, device)
+    seed = builder.seed
+    first = builder.counted * COUNTERS_PER_OPERATOR
+    builder.counted += 1
     strides = sizes.contiguous_strides(out_sizes)
 
     def counter_at(point: Point) -> tuple[Node, Node]:
         number = sum((i * s for i, s in zip(point, strides, strict=True)), sympy.Integer(first))
-        return expr.load(torch.int64, state.buffer, sizes.ZERO), expr.index_value(number)
+        return expr.load(torch.int64, seed, sizes.ZERO), expr.index_value(number)
 
     return counter_at
 

@@ -57,19 +57,20 @@ def accumulated(kind: str, dtype: torch.dtype) -> Row:
     return lambda x, _: expr.reduce(kind, compute_dtype(dtype), widen(x, dtype))
 
 
-# sums, products, means ------------------------------------------------------------------------------------------------
+# one result ------------------------------------------------------------------------------------------------------------
+
+MakeRow = Callable[[Tensor, Dims, torch.dtype], Row]
+"""(source, reduced dimensions, dtype of the result) → the row-level expression."""
 
 
-@lowers(*overloads("sum sum.dim_IntList"))
-def sum_(builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    out = builder.result().dtype
-    return reduce_over(builder, converted_first(x, dtype), dim, keepdim, (accumulated("sum", out), out))[0]
+def _lower_row(make: MakeRow) -> Callable[..., Tensor]:
+    def lowering(
+        builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        out = builder.result().dtype
+        return reduce_over(builder, converted_first(x, dtype), dim, keepdim, (make(x, dim, out), out))[0]
 
-
-@lowers(*overloads("prod prod.dim_int"))
-def prod(builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    out = builder.result().dtype
-    return reduce_over(builder, converted_first(x, dtype), dim, keepdim, (accumulated("prod", out), out))[0]
+    return lowering
 
 
 def converted_first(x: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -80,19 +81,13 @@ def converted_first(x: Tensor, dtype: torch.dtype | None) -> Tensor:
     return computed(x.sizes, dtype, x.device, lambda point: convert_to(x.at(point), x.dtype, dtype))
 
 
-@lowers(*overloads("mean mean.dim"))
-def mean(builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    out = builder.result().dtype
-    n = count(x, dim)
+def _mean(x: Tensor, dim: Dims, out: torch.dtype) -> Row:
+    wide = compute_dtype(out)
 
     def row(value: Node, _: Point) -> Node:
-        wide = compute_dtype(out)
-        return node("div", expr.reduce("sum", wide, widen(value, out)), expr.index_value(n, wide))
+        return node("div", expr.reduce("sum", wide, widen(value, out)), expr.index_value(count(x, dim), wide))
 
-    return reduce_over(builder, converted_first(x, dtype), dim, keepdim, (row, out))[0]
-
-
-# extremes -------------------------------------------------------------------------------------------------------------
+    return row
 
 
 def _extreme(kind: str) -> Row:
@@ -105,15 +100,18 @@ def _extreme(kind: str) -> Row:
     return row
 
 
-def _lower_extreme(kind: str) -> Callable[..., Tensor]:
-    def lowering(builder: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-        return reduce_over(builder, x, dim, keepdim, (_extreme(kind), x.dtype))[0]
+ROWS: tuple[tuple[str, MakeRow], ...] = (
+    ("sum sum.dim_IntList", lambda x, dim, out: accumulated("sum", out)),
+    ("prod prod.dim_int", lambda x, dim, out: accumulated("prod", out)),
+    ("mean mean.dim", _mean),
+    ("amax", lambda x, dim, out: _extreme("max")),
+    ("amin", lambda x, dim, out: _extreme("min")),
+)
+for _names, _make in ROWS:
+    lowers(*overloads(_names))(_lower_row(_make))
 
-    return lowering
 
-
-lowers(*overloads("amax"))(_lower_extreme("max"))
-lowers(*overloads("amin"))(_lower_extreme("min"))
+# extremes -------------------------------------------------------------------------------------------------------------
 
 
 def _lower_extreme_of_all(kind: str) -> Callable[..., Tensor]:
@@ -245,35 +243,23 @@ def _degrees_of_freedom(n: sympy.Expr, correction: float | sympy.Expr, value: No
     return size if correction == 0 else node("maximum", node("sub", size, like(correction, value)), like(0, value))
 
 
-def _lower_variance(root: bool) -> Callable[..., Tensor]:
+def _lower_variance(root: bool, with_mean: bool) -> Callable[..., Tensor | tuple[Tensor, ...]]:
     def lowering(
         builder: Builder, x: Tensor, dim: Dims = None, *, correction: float | sympy.Expr | None = None, keepdim: bool = False
-    ) -> Tensor:
-        out = builder.result().dtype
+    ) -> Tensor | tuple[Tensor, ...]:
         _require_float(x)
-        return reduce_over(builder, x, dim, keepdim, (_variance_row(x, dim, correction, root), out))[0]
+        spread = _variance_row(x, dim, correction, root), x.dtype
+        if not with_mean:
+            return reduce_over(builder, x, dim, keepdim, spread)[0]
+        mean: Row = lambda value, _: widen(_moments(x, value, root)[0], x.dtype)  # noqa: E731
+        return reduce_over(builder, x, dim, keepdim, spread, (mean, x.dtype))
 
     return lowering
 
 
-lowers(*overloads("var.correction"))(_lower_variance(False))
-lowers(*overloads("std.correction"))(_lower_variance(True))
-
-
-def _lower_variance_with_mean(root: bool) -> Callable[..., tuple[Tensor, ...]]:
-    def lowering(
-        builder: Builder, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
-    ) -> tuple[Tensor, ...]:
-        _require_float(x)
-        mean_row: Row = lambda value, _: widen(_moments(x, value, root)[0], x.dtype)  # noqa: E731
-        spread = _variance_row(x, dim, correction, root)
-        return reduce_over(builder, x, dim, keepdim, (spread, x.dtype), (mean_row, x.dtype))
-
-    return lowering
-
-
-lowers(*overloads("var_mean.correction"))(_lower_variance_with_mean(False))
-lowers(*overloads("std_mean.correction"))(_lower_variance_with_mean(True))
+for _name, _root in (("var", False), ("std", True)):
+    lowers(*overloads(f"{_name}.correction"))(_lower_variance(_root, with_mean=False))
+    lowers(*overloads(f"{_name}_mean.correction"))(_lower_variance(_root, with_mean=True))
 
 
 def _require_float(x: Tensor) -> None:

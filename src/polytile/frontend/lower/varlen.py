@@ -9,15 +9,14 @@ import torch
 
 from polytile.errors import LoweringError
 from polytile.frontend.attention.varlen import VARLEN, VARLEN_BACKWARD
-from polytile.frontend.lower.attention import DTYPES, used_results
+from polytile.frontend.lower.attention import DTYPES, used_results, with_empty_rows
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.registry import lowers
-from polytile.frontend.lower.value import Tensor, computed, stored
+from polytile.frontend.lower.value import Tensor, stored
 from polytile.frontend.lower.views import has_static_zero
-from polytile.ir import expr, sizes
+from polytile.ir import sizes
 from polytile.ir.attention import EMPTY, Attention, Gradients, Sequences
 from polytile.ir.buffer import View, whole
-from polytile.ir.expr import Node
 
 INDEX_TYPES = (torch.int32, torch.int64)
 
@@ -40,20 +39,10 @@ def _heads_first(view: View) -> View:
 
 
 def _sequences(
-    builder: Builder,
-    q_starts: Tensor,
-    k_starts: Tensor | None,
-    k_used: Tensor | None,
-    table: Tensor | None,
-    rows: Any,
+    builder: Builder, q_starts: Tensor, k_starts: Tensor | None, k_used: Tensor | None, table: Tensor | None, rows: Any,
     keys: Any,
-) -> Sequences:
-    given = {
-        "q_starts": q_starts,
-        "k_starts": None if table is not None else k_starts,
-        "table": table,
-        "k_used": k_used,
-    }
+) -> Sequences:  # fmt: skip
+    given = {"q_starts": q_starts, "k_starts": k_starts if table is None else None, "table": table, "k_used": k_used}
     named = {name: tensor for name, tensor in given.items() if tensor is not None}
     if strange := [str(tensor.dtype) for tensor in named.values() if tensor.dtype not in INDEX_TYPES]:
         raise LoweringError(
@@ -101,15 +90,7 @@ def varlen(
     )  # fmt: skip
     if lse is None:
         return stored(whole(out), q.device), None
-    kept = stored(whole(lse), q.device)
-    return stored(whole(out), q.device), computed(
-        kept.sizes, kept.dtype, kept.device, lambda point: _infinite(kept.at(point))
-    )
-
-
-def _infinite(lse: Node) -> Node:
-    empty = expr.op("eq", torch.bool, lse, expr.const(EMPTY, torch.float32))
-    return expr.op("where", torch.float32, empty, expr.const(-EMPTY, torch.float32), lse)
+    return stored(whole(out), q.device), with_empty_rows(stored(whole(lse), q.device), -EMPTY)
 
 
 @lowers(VARLEN_BACKWARD)

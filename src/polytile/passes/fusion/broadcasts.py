@@ -49,7 +49,7 @@ def store_broadcasts(program: Program) -> Program:
         if isinstance(operation, Loop) and _pointwise(operation, buffers):
             made = list(_shared(operation, buffers))
             operations += [loop for loop, _ in made]
-            operation = _with_loads(operation, {id(loop.stores[0].value): load for loop, load in made})
+            operation = operation.exchange({id(loop.stores[0].value): load for loop, load in made}) if made else operation
         operations.append(operation)
     return replace(program, operations=tuple(operations), buffers=buffers)
 
@@ -104,13 +104,3 @@ def _worth_storing(loop: Loop, value: Node, beside: set[sympy.Symbol]) -> bool:
 def _axes_of(loop: Loop, value: Node) -> tuple[Axis, ...]:
     used = expr.free_symbols(value)
     return tuple(a for a in loop.axes if a.symbol in used)
-
-
-def _with_loads(loop: Loop, loads: dict[int, Load]) -> Loop:
-    if not loads:
-        return loop
-
-    def rule(node: Node, children: tuple[Node, ...]) -> Node:
-        return loads[id(node)] if id(node) in loads else expr.rebuild(node, children)
-
-    return loop.map_roots(lambda roots: expr.rewrite(roots, rule))

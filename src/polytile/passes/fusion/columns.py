@@ -66,8 +66,7 @@ def _as_sum(loop: Loop, store: Store, dtype: torch.dtype) -> Store | None:
     value, rounding = store.value, ROUNDING.get(dtype)
     if isinstance(value, Op) and value.name == rounding:
         value = value.args[0]
-    plain = store.mode == "set" and not store.indirect and store.mask is None
-    if not plain or not isinstance(value, Reduce) or value.kind != "sum" or not value.dtype.is_floating_point:
+    if not store.is_plain or not isinstance(value, Reduce) or value.kind != "sum" or not value.dtype.is_floating_point:
         return None
     (term,) = value.args
     deep = any(isinstance(node, Reduce | Scan) for node in expr.walk(term))

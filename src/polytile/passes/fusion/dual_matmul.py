@@ -88,11 +88,7 @@ def _added(second: Template, first: Template) -> Loop | None:
     outside = [node for node in expr.walk(*loop.roots) if id(node) not in inside]
     if not sums or any(read(child) for node in outside for child in node.children) or any(map(read, loop.roots)):
         return None
-
-    def rule(node: Node, children: tuple[Node, ...]) -> Node:
-        return sums[id(node)] if id(node) in sums else expr.rebuild(node, children)
-
-    return loop.map_roots(lambda roots: expr.rewrite(roots, rule))
+    return loop.exchange(sums)
 
 
 def _sums_of_both(loop: Loop, dtype: torch.dtype, is_first: Callable[[Node], bool]) -> tuple[dict[int, Node], set[int]]:

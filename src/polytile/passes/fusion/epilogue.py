@@ -100,10 +100,8 @@ def is_pointwise(loop: Loop) -> bool:
 
 def is_direct(loop: Loop) -> bool:
     """Whether the loop has no gather, scatter or run-time check."""
-    if any(s.mode != "set" or s.indirect or s.mask is not None for s in loop.stores):
-        return False
-    nodes = list(expr.walk(*loop.roots))
-    return not any((isinstance(n, expr.Load) and n.indirect) or expr.is_check(n) for n in nodes)
+    checked = any((isinstance(n, expr.Load) and n.indirect) or expr.is_check(n) for n in expr.walk(*loop.roots))
+    return not checked and all(store.is_plain for store in loop.stores)
 
 
 def with_epilogue(template: Template, consumer: Loop, program: Program, droppable: frozenset[str]) -> Template:

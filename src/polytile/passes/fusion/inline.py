@@ -82,7 +82,7 @@ def _loads_of(operation: Operation | None, name: str) -> int:
 def _is_simple(producer: Loop) -> bool:
     """Whether the loop is a plain store of a cheap pointwise value with few loads and no gather."""
     store = producer.stores[0]
-    if len(producer.stores) > 1 or producer.reduced or store.mode != "set" or store.indirect or store.mask is not None:
+    if len(producer.stores) > 1 or producer.reduced or not store.is_plain:
         return False
     nodes = list(expr.walk(*producer.roots))
     loads = [n for n in nodes if isinstance(n, Load)]
@@ -110,17 +110,16 @@ def _with_value_in_loop(loop: Loop, producer: Loop, buffers: Mapping[str, Buffer
     store = producer.stores[0]
     ranges = loop.ranges
 
-    def rule(node: Node, children: tuple[Node, ...]) -> Node:
-        node = expr.rebuild(node, children)
-        if not isinstance(node, Load) or node.buffer != store.buffer:
-            return node
-        if node.indirect or node.dtype != compute_dtype(buffers[node.buffer].dtype):
+    def rule(load: Load) -> Node:
+        if load.buffer != store.buffer:
+            return load
+        if load.indirect or load.dtype != compute_dtype(buffers[load.buffer].dtype):
             raise Unfit("read through another index or as another type")
-        return _value_at(node, producer, store, buffers[node.buffer], ranges)
+        return _value_at(load, producer, store, buffers[load.buffer], ranges)
 
     if stores_on(loop, buffers) != stores_on(producer, buffers):
         raise Unfit("the reader runs on another device")
-    new = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
+    new = loop.map_loads(rule)
     if node_count(*new.roots) > MAX_NODES:
         raise Unfit("the reader would be too large")
     return new

@@ -102,7 +102,7 @@ def passed_buffers(first: Loop, second: Loop) -> set[str]:
         raise Unfit(f"both write {', '.join(sorted(first.writes() & second.writes()))}")
     passed = first.writes() & second.reads()
     for store in first.stores:
-        if store.buffer in passed and (store.mode != "set" or store.indirect or store.mask is not None):
+        if store.buffer in passed and not store.is_plain:
             raise Unfit(f"{store.buffer} is written by a scatter")
     if len([s for s in first.stores if s.buffer in passed]) > len(passed):
         raise Unfit("a buffer is written by several stores")
@@ -153,19 +153,18 @@ def stored_value(value: Node, buffer: Buffer) -> Node:
 def _with_values(loop: Loop, stores: Mapping[str, Store], buffers: Mapping[str, Buffer]) -> Loop:
     """`loop` with loads of stored buffers replaced by the stored values."""
 
-    def rule(node: Node, children: tuple[Node, ...]) -> Node:
-        node = expr.rebuild(node, children)
-        if not isinstance(node, Load) or node.buffer not in stores:
-            return node
-        store = stores[node.buffer]
-        if node.indirect or not sizes.equal(node.index, store.index):
-            raise Unfit(f"{node.buffer} is stored at {store.index} and read at {node.index}")
-        if node.dtype != compute_dtype(buffers[node.buffer].dtype):
-            raise Unfit(f"{node.buffer} is read as another type")
-        value = stored_value(store.value, buffers[node.buffer])
-        return value if node.mask is None else expr.op("where", node.dtype, node.mask, value, expr.const(0, node.dtype))
+    def rule(load: Load) -> Node:
+        if load.buffer not in stores:
+            return load
+        store = stores[load.buffer]
+        if load.indirect or not sizes.equal(load.index, store.index):
+            raise Unfit(f"{load.buffer} is stored at {store.index} and read at {load.index}")
+        if load.dtype != compute_dtype(buffers[load.buffer].dtype):
+            raise Unfit(f"{load.buffer} is read as another type")
+        value = stored_value(store.value, buffers[load.buffer])
+        return value if load.mask is None else expr.op("where", load.dtype, load.mask, value, expr.const(0, load.dtype))
 
-    return loop.map_roots(lambda roots: expr.rewrite(roots, rule)) if stores else loop
+    return loop.map_loads(rule) if stores else loop
 
 
 # the common domain ---------------------------------------------------------------------------------------------------

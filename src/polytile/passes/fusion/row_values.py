@@ -78,7 +78,7 @@ def _values(
     axes = tuple(Axis(sizes.axis(f"p{k}"), axis.size) for k, axis in enumerate(total.reduced))
     extents = tuple(axis.size for axis in axes)
     (device,) = stores_on(total, buffers)
-    stored, loads, stores = {}, {}, []
+    stored, stores, loads = {}, [], dict[int, Node]()
     for k, term in enumerate(terms):
         name = f"{total.name}_rows{k}"
         stored[name] = buffer = Buffer(name, term.dtype, extents, sizes.contiguous_strides(extents), device)
@@ -88,9 +88,6 @@ def _values(
     alone = Loop(f"{total.name}_rows", total.reduced, (), tuple(stores), total.origins)
     mapping = {a.symbol: b.symbol for a, b in zip(total.reduced, axes, strict=True)}
 
-    def rule(node: Node, children: tuple[Node, ...]) -> Node:
-        return loads[id(node)] if id(node) in loads else expr.rebuild(node, children)
-
-    rest = total.map_roots(lambda roots: expr.rewrite(roots, rule))
+    rest = total.exchange(loads)
     still_read = passed & rest.reads()
     return None if still_read else (reindexed(alone, axes, (), mapping), rest, stored)
