@@ -6,8 +6,6 @@ OUT/call_DEVICE.json, and the report of it to OUT/call_DEVICE.html.
 
 from __future__ import annotations
 
-import argparse
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import polytile
-from benchmarks import record
+from benchmarks.command import OUT, Command
 
 ON_GPU = torch.cuda.is_available()
 WIDTH, HEADS, TOKENS = (1024, 16, 256) if ON_GPU else (256, 4, 64)
@@ -41,9 +39,9 @@ class Layer(nn.Module):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or record.RESULTS / "reports"))
-    out = parser.parse_args().out
+    parser = Command(__doc__)
+    parser.add_argument("--out", type=Path, default=OUT / "reports")
+    out = parser.parsed().out
     torch.manual_seed(0)
     device, dtype = ("cuda", torch.bfloat16) if ON_GPU else ("cpu", torch.float32)
     layer, x = Layer().to(device, dtype).eval(), torch.randn(1, TOKENS, WIDTH, device=device, dtype=dtype)

@@ -120,9 +120,11 @@ class Processes:
             self._parent.wait()
 
 
-def alone(function: str, given: Values, seconds: float = 600) -> dict[str, Any]:
+def alone(
+    function: str, given: Values, seconds: float = 3600, variables: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """`Processes.run` in one new process. Raises RuntimeError with its last words where it gives nothing."""
-    found = Processes().run(function, given, seconds)
+    found = Processes().run(function, given, seconds, variables)
     if "error" in found:
         raise RuntimeError(f"{function} of {dict(given)} gave nothing: {found['error']}")
     return found

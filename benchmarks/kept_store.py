@@ -6,8 +6,6 @@ is stopped after so many seconds. Its store goes to OUT/kept_DEVICE.sqlite3, and
 
 from __future__ import annotations
 
-import argparse
-import os
 import shutil
 import signal
 import subprocess
@@ -18,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmarks import record
+from benchmarks.command import OUT, Command
 
 ON_GPU = torch.cuda.is_available()
 WIDTH, LENGTHS = (1024, range(64, 4096, 96)) if ON_GPU else (128, (9, 48, 200, 777))
@@ -64,10 +62,10 @@ def measured(folder: Path, seconds: float) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Command(__doc__)
     parser.add_argument("--seconds", type=float, default=45.0, help="after which the campaign is stopped")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or record.RESULTS / "reports"))
-    given = parser.parse_args()
+    parser.add_argument("--out", type=Path, default=OUT / "reports")
+    given = parser.parsed()
     name = f"kept_{'cuda' if ON_GPU else 'cpu'}"
     with tempfile.TemporaryDirectory() as folder:
         store = measured(Path(folder), given.seconds)

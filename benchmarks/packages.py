@@ -12,11 +12,9 @@ in place of layers: what a call takes besides its kernels.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import functools
-import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -30,6 +28,7 @@ from torch.export import Dim
 
 import polytile
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.contestants import Calls, Entrant
 from benchmarks.environment import environment
 from benchmarks.timing import Call, compare, geomean, synchronize
@@ -236,20 +235,18 @@ def _milliseconds(times: list[float]) -> str:
     return ", ".join(f"{1e3 * each:.1f}" for each in times)
 
 
+def show_all(kept: dict[str, Any]) -> None:
+    for found in kept.values():
+        show(table(found))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Command(__doc__, "packages", show_all, json=True)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--sources", default="")
     parser.add_argument("--peer", metavar="FILE", help="AOTInductor's package (.pt2)")
-    parser.add_argument("--json", action="store_true", help="write benchmarks/results/packages.json")
-    parser.add_argument("--show", action="store_true", help="only print the tables of the file there")
-    given = parser.parse_args()
-    if given.show:
-        kept = json.loads((record.RESULTS / "packages.json").read_text())
-        for found in kept["results"].values():
-            show(table(found))
-        return
+    given = parser.parsed()
     with contextlib.ExitStack() as stack:
         peer = None
         if given.peer:

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
-import os
 import statistics
 import time
 import warnings
@@ -29,6 +27,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks import record
+from benchmarks.command import Command
 from polytile.attention.problem import AttentionProblem, Causal
 from polytile.attention.triton.configs import label, space, valid
 from polytile.attention.triton.schedules import generate
@@ -276,8 +275,7 @@ def regret(row: dict[str, Any]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    parser = Command(__doc__, out=True)
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--only", default="", help="a word that names of generated kernels must hold")
@@ -289,9 +287,9 @@ def main() -> None:
     parser.add_argument("--ahead", type=int, default=6, help="cells whose kernels compile ahead")
     parser.add_argument("--beside", type=Path, help="an earlier result file, whose other cells are kept")
     parser.add_argument("--show", type=Path, nargs="+", help="only print the table of result files; needs no GPU")
-    options = parser.parse_args()
+    options = parser.parsed()
     if options.show is not None:
-        runs = [json.loads(path.read_text())["results"] for path in options.show]
+        runs = [record.read(path) for path in options.show]
         (decode_table if options.parts == ["decode"] else table)(runs)
         return
     warnings.filterwarnings("ignore")  # each backend says why it refuses
@@ -301,7 +299,7 @@ def main() -> None:
 
     end, facts = time.monotonic() + options.seconds, device.facts(0)
     cells = [cell for part in options.parts for cell in PARTS[part]() if wanted(cell, options)]
-    before = json.loads(options.beside.read_text())["results"]["rows"] if options.beside else []
+    before = record.read(options.beside)["rows"] if options.beside else []
     rows: list[dict[str, Any]] = []
     ahead: dict[Cell, list[Any]] = {}
     result: dict[str, Any] = {"device": facts.name, "torch": torch.__version__, "mm_tflops": mm_rate(), "copy_gbps": copy_rate()}

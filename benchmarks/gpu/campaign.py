@@ -15,7 +15,6 @@ number: the share of its sampling periods with a kernel running.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -36,6 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import record
+from benchmarks.command import Command
 from polytile.campaigns.board import Board
 from polytile.report import Table, show
 from polytile.runtime.cuda.clocks import utilisation
@@ -180,21 +180,17 @@ def _wait_for(workers: Path, process: subprocess.Popen[bytes]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Command(__doc__, SUITE, lambda report: show(table(report)), gpu=True)
     parser.add_argument("--lengths", type=int, default=540)
     parser.add_argument("--seconds", type=float, default=95.0, help="after which each of the two campaigns is stopped")
     parser.add_argument("--devices", type=int, nargs="+", help="default: one, and all of this machine")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or record.RESULTS))
-    parser.add_argument("--show", action="store_true", help="only print the table of the file there")
-    given = parser.parse_args()
-    if not given.show:
-        counts = given.devices or sorted({1, torch.cuda.device_count()})
-        found, device = list[Run](), torch.cuda.get_device_name()
-        for count in counts:
-            found.append(measured(count, given.lengths, given.seconds))
-            record.write(SUITE, {"device": device, "runs": [asdict(run) for run in found]}, given.out)
-            print(json.dumps(asdict(found[-1])), file=sys.stderr, flush=True)
-    show(table(json.loads((given.out / f"{SUITE}.json").read_text())["results"]))
+    given = parser.parsed()
+    report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "runs": []}
+    for count in given.devices or sorted({1, torch.cuda.device_count()}):
+        report["runs"].append(asdict(measured(count, given.lengths, given.seconds)))
+        record.write(SUITE, report, given.out)
+        print(json.dumps(report["runs"][-1]), file=sys.stderr, flush=True)
+    show(table(report))
 
 
 def table(report: dict[str, Any]) -> Table:

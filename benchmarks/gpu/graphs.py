@@ -9,11 +9,9 @@ time of the first call at each length and of later ones, graphs and their memory
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 import json
-import os
 import random
 import statistics
 import threading
@@ -29,6 +27,7 @@ from torch import Tensor, nn
 
 import polytile
 from benchmarks import record
+from benchmarks.command import Command
 from polytile.compiler.programs import compiled_programs
 from polytile.compiler.tiers import wait_until_built
 from polytile.runtime import compile as compiling
@@ -342,14 +341,11 @@ def of_lengths(layers: int = 16, count: int = 100) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Command(__doc__, gpu=True)
     parts = [*CHECKS, "llama", "gpt2", "bert", "lengths"]
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--seconds", type=float, default=500)
-    parser.add_argument("--out", default=os.environ.get("OUT") or str(record.RESULTS))
-    given = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit("benchmarks.gpu.graphs needs an NVIDIA GPU; this process sees none.")
+    given = parser.parsed()
     torch._dynamo.config.recompile_limit = 64
     deadline = time.monotonic() + given.seconds
     results: dict[str, Any] = {}
