@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -30,6 +29,7 @@ import polytile
 from benchmarks import record
 from benchmarks.command import Command
 from benchmarks.contestants import Calls, Entrant
+from benchmarks.encoder import Layer
 from benchmarks.environment import environment
 from benchmarks.timing import Call, compare, geomean, synchronize
 from polytile.packages import load
@@ -45,22 +45,6 @@ PEER = {"peer": "AOTInductor", "loader": "its loader"}
 WIDTH, HEADS = 512, 8
 
 
-class Layer(nn.Module):
-    """A layer of an encoder: attention and a feed-forward part, each behind a layer norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList([nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)])
-        self.mixed, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        parts = self.mixed(self.norms[0](x)).view(1, -1, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(parts[0], parts[1], parts[2])
-        x = x + self.out(mixed.transpose(1, 2).reshape(1, -1, WIDTH))
-        return x + self.down(F.gelu(self.up(self.norms[1](x))))
-
-
 class Softmaxes(nn.Module):
     """Five small kernels, none fused with the next."""
 
@@ -73,7 +57,7 @@ class Softmaxes(nn.Module):
 def subject(layers: int, device: str) -> tuple[nn.Module, int]:
     """The model, with the same weights in each process, and the width of its inputs."""
     torch.manual_seed(0)
-    model = nn.Sequential(*[Layer() for _ in range(layers)]) if layers else Softmaxes()
+    model = nn.Sequential(*[Layer(WIDTH, HEADS) for _ in range(layers)]) if layers else Softmaxes()
     return model.eval().to(device, DTYPES[device]), WIDTH if layers else 16
 
 

@@ -20,6 +20,7 @@ import polytile
 from benchmarks.command import Command
 from benchmarks.gpu import grid
 from benchmarks.gpu.functions import BY_NAME, DTYPES, TRACED, Function, Shape
+from benchmarks.gpu.product_cell import first_call
 
 WORKERS = 2
 """Compilers of each process, of either kind."""
@@ -60,7 +61,7 @@ def compile_all(function: Function, dtypes: list[str], shapes: list[Shape], peer
             calls = {**compiled, **(grid.fixed(function) if "static" in peers else {})}
             for name, call in calls.items():
                 try:
-                    grid.first_call(call, args)
+                    first_call(call, args)
                 except Exception as error:
                     print(f"ahead: {name} {function.name} {dtype} {shape}: {type(error).__name__}: {error}", flush=True)
 

@@ -21,14 +21,13 @@ import torch
 
 from benchmarks import record
 from benchmarks.command import Command
-from benchmarks.gpu.attention_kernels import CUDA, DTYPES, in_turns
+from benchmarks.gpu.attention_kernels import CUDA, DTYPES, facts_of, in_turns
 from polytile.attention.arguments import make_args, operands, reference
 from polytile.attention.problem import AttentionProblem, Causal
 from polytile.candidates.attention import candidates
 from polytile.report import Table, show
 from polytile.runtime import launcher
 from polytile.runtime.cuda import device
-from polytile.schedule.facts import Facts
 
 SOURCES = ("library", "triton")
 CHECKED = 1 << 26
@@ -104,14 +103,6 @@ def exact(problem: AttentionProblem, args: list[Any]) -> list[torch.Tensor]:
     wide = [each.double() if isinstance(each, torch.Tensor) else each for each in args]
     reference(problem)(*wide)
     return list(operands(problem, wide).gradients)
-
-
-def facts_of(problem: AttentionProblem, size: dict[str, int]) -> Facts:
-    """What a regime knows of these sizes."""
-    strides = problem.dense_strides(size)
-    exact = tuple((name, size[name]) for name in ("Hq", "Hkv", "D", "Dv"))
-    divisible = frozenset(name for name, value in strides.items() if value % 16 == 0)
-    return Facts(divisible, frozenset(tensor.name for tensor in problem.tensors), exact=exact)
 
 
 def repeated(entry: Any, args: list[Any]) -> Callable[[int], float]:

@@ -17,7 +17,7 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -126,14 +126,19 @@ def float32() -> Iterator[Cell]:
 PARTS = {"decode": decode, "float32": float32, "prefill": prefill}
 
 
+def facts_of(problem: AttentionProblem, size: Mapping[str, int]) -> Facts:
+    """What a regime knows of these sizes."""
+    exact = tuple((name, size[name]) for name in ("Hq", "Hkv", "D", "Dv"))
+    divisible = frozenset(name for name, value in problem.dense_strides(size).items() if value % 16 == 0)
+    return Facts(divisible, frozenset(tensor.name for tensor in problem.tensors), exact=exact)
+
+
 def candidates(cell: Cell, facts: device.DeviceFacts, names: Names = lambda name: True) -> list[Any]:
     """The generated kernels that are valid here, of these names, in the form of the cell's regime; none is compiled yet."""
     problem, size = cell.problem, cell.size
     chip = Chip(facts.sms, facts.capability >= 90)
     work = Work(problem, "attention", facts, 0, lambda config, known: generate(problem, config, known, chip))
-    divisible = frozenset(name for name, value in problem.dense_strides(size).items() if value % 16 == 0)
-    exact = tuple((name, size[name]) for name in ("Hq", "Hkv", "D", "Dv"))
-    known = Facts(divisible, frozenset(tensor.name for tensor in problem.tensors), exact=exact)
+    known = facts_of(problem, size)
     configs = [config for config in space(problem, facts) if valid(problem, config, size)]
     configs = [config for config in configs if names(label(config))]
     return [TritonCandidate(label(c), c, work, lambda _: True, lambda _: 1.0).specialise(known) for c in configs]

@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -32,10 +31,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks import record
 from benchmarks.command import Command
+from benchmarks.contestants import interrupt
+from benchmarks.encoder import FeedForward
 from polytile.campaigns.board import Board
 from polytile.report import Table, show
 from polytile.runtime.cuda.clocks import utilisation
@@ -46,22 +47,10 @@ WIDTH = 1024
 REPORT_SECONDS, SAMPLE_SECONDS, END_SECONDS = 10.0, 0.25, 8.0
 
 
-class Block(nn.Module):
-    """The products and loops of a transformer's feed-forward half."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
-
-
-def block() -> tuple[Block, list[tuple[Tensor, ...]]]:
+def block() -> tuple[FeedForward, list[tuple[Tensor, ...]]]:
     """What the campaign measures, as its spec names it."""
     torch.manual_seed(0)
-    model = Block().to("cuda", torch.bfloat16).eval()
+    model = FeedForward(WIDTH).to("cuda", torch.bfloat16).eval()
     return model, [(torch.randn(100, WIDTH, device="cuda", dtype=torch.bfloat16),)]
 
 
@@ -108,7 +97,7 @@ def measured(devices: int, lengths: int, seconds: float) -> Run:
         try:
             run = _watched(Board(root / "block"), process, begun, devices, seconds)
         finally:
-            _end(process)
+            interrupt(process, END_SECONDS)
         if not run.done:
             raise SystemExit((root / "said").read_text())
         return replace(run, rows=len(records(root / "block" / "store.sqlite3")))
@@ -150,17 +139,6 @@ def sampled(devices: int) -> Iterator[list[float]]:
     finally:
         ended.set()
         thread.join()
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Stops a campaign, whose workers end at once, without waiting for its table."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _stages(board: Board) -> dict[str, float]:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 import polytile
 from benchmarks import record
 from benchmarks.command import Command
+from benchmarks.gpu.host_time import timed
 from polytile.compiler.programs import compiled_programs
 from polytile.compiler.tiers import wait_until_built
 from polytile.runtime import compile as compiling
@@ -248,14 +249,7 @@ def host_us(call: Callable[[], Any], calls: int = 30, rounds: int = 15) -> float
 
 def waited_us(call: Callable[[], Any], rounds: int = 100) -> float:
     """µs of a call whose end is waited for."""
-    taken = []
-    for _ in range(rounds):
-        torch.cuda.synchronize()
-        begun = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        taken.append((time.perf_counter() - begun) * 1e6)
-    return statistics.median(taken)
+    return statistics.median(timed(call, rounds)[0])
 
 
 def kernel_us(call: Callable[[], Any]) -> float:

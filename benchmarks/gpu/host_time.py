@@ -143,20 +143,26 @@ Call = Callable[[], Any]
 CALLS = 30
 
 
-def single_call(call: Call) -> tuple[float, float]:
-    """Microseconds of one call until the device has ended, and until it returns; medians."""
+def timed(call: Call, calls: int) -> tuple[list[float], list[float]]:
+    """Microseconds of calls that begin when the device is idle, until it is idle again, and until they return."""
     whole, host = [], []
-    for _ in range(5):
-        call()
-    for _ in range(CALLS):
+    for _ in range(calls):
         torch.cuda.synchronize()
         began = time.perf_counter()
         call()
         returned = time.perf_counter()
         torch.cuda.synchronize()
-        whole.append(time.perf_counter() - began)
-        host.append(returned - began)
-    return round(statistics.median(whole) * 1e6, 1), round(statistics.median(host) * 1e6, 1)
+        whole.append((time.perf_counter() - began) * 1e6)
+        host.append((returned - began) * 1e6)
+    return whole, host
+
+
+def single_call(call: Call) -> tuple[float, float]:
+    """Medians of `timed`, once warm."""
+    for _ in range(5):
+        call()
+    whole, host = timed(call, CALLS)
+    return round(statistics.median(whole), 1), round(statistics.median(host), 1)
 
 
 MOST_NAMED = 12
