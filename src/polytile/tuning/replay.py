@@ -22,7 +22,7 @@ from polytile.errors import CandidateRejected
 from polytile.problem import Config, Measurement, Outcome, Problem
 from polytile.store.reading import Record
 from polytile.store.records import TERM, Environment
-from polytile.store.summary import summarise
+from polytile.store.summary import reached, summarise
 from polytile.tuning.decide import Score
 from polytile.tuning.measure import Contender
 from polytile.tuning.standings import Standing, standings
@@ -221,8 +221,7 @@ class Report:
 
     def quantile(self, share: float) -> float:
         """The regret that this share of the choices does not exceed."""
-        ordered = sorted(choice.regret for choice in self.choices)
-        return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+        return reached((choice.regret for choice in self.choices), share)
 
 
 Chooser = Callable[[Problem, Sequence[Recorded]], tuple[str, str]]
