@@ -18,7 +18,7 @@ from polytile.campaigns.board import Board, Unit, work_of
 from polytile.problem import Problem
 from polytile.runtime.device import kind_of
 from polytile.store import jsonl
-from polytile.store.reading import Record
+from polytile.store.reading import Record, grouped
 from polytile.store.records import Reading, reading_of
 from polytile.tuning.decide import doubtful, noise_band
 from polytile.tuning.standings import standings
@@ -56,9 +56,7 @@ def units_in_doubt(board: Board, found: Collection[str], processes: int) -> list
 
 def in_doubt(records: Iterable[Record]) -> bool:
     """Whether another process may change the choice for one of the measured problems."""
-    problems: dict[Problem, list[Record]] = {}
-    for record in records:
-        problems.setdefault(record.measurement.problem, []).append(record)
+    problems = grouped(records, lambda one: one.problem)
     return any(_in_doubt(problem, measured) for problem, measured in problems.items())
 
 
