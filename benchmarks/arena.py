@@ -11,8 +11,6 @@ and a CPU shows what a GPU would.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -25,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 import polytile
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.models import MODES, step
 from benchmarks.timing import geomean
 from polytile.ir.program import Buffer
@@ -261,15 +260,10 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Command(__doc__, "arena", lambda found: show(table([Row(**each) for each in found.values()])), json=True)
     parser.add_argument("--models", nargs="+", default=[*MODELS, *HUB], choices=[*MODELS, *HUB])
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
-    parser.add_argument("--json", action="store_true", help="write benchmarks/results/arena.json")
-    parser.add_argument("--show", action="store_true", help="only print what that file has")
-    given = parser.parse_args()
-    if given.show:
-        show(table([Row(**each) for each in json.loads((record.RESULTS / "arena.json").read_text())["results"].values()]))
-        return
+    given = parser.parsed()
     register_backend(BACKEND, recording)
     rows = []
     for name in given.models:

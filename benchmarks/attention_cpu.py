@@ -13,8 +13,6 @@ numbers the dropout has to draw. `--json` puts the cells into benchmarks/results
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.direct import Recorded
 from benchmarks.loops import chosen
 from benchmarks.timing import compare, disturbance_of, geomean
@@ -321,21 +320,23 @@ def table(part: str, found: Mapping[str, Mapping[str, Any]]) -> Table:
     return Table.from_rows(title, columns, body, notes)
 
 
+def show_all(results: Mapping[str, Any]) -> None:
+    for part in filter(results.__contains__, TITLES):
+        show(table(part, results[part]))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Command(__doc__, SUITE, show_all, json=True)
     parser.add_argument("--parts", nargs="+", choices=list(TITLES), default=list(TITLES))
     parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
     parser.add_argument("--cases", nargs="+", default=[""], help="words, of which one is in the name of a case that is run")
     parser.add_argument("--seconds", type=float, default=0.6, help="of timing a cell")
-    parser.add_argument("--json", action="store_true", help=f"add the cells to benchmarks/results/{SUITE}.json")
-    parser.add_argument("--show", action="store_true", help="only print what that file has")
-    given = parser.parse_args()
-    known = json.loads((record.RESULTS / f"{SUITE}.json").read_text())["results"] if given.show else {}
+    given = parser.parsed()
     torch._dynamo.config.recompile_limit = 64
     dtypes = [getattr(torch, name) for name in given.dtypes]
-    for part in [part for part in given.parts if not given.show or part in known]:
-        found = dict(known.get(part, {}))
-        for dtype in dtypes if not given.show else ():
+    for part in given.parts:
+        found: dict[str, Any] = {}
+        for dtype in dtypes:
             with torch.set_grad_enabled(part == "training"):
                 new = (training if part == "training" else cells)(part, dtype, given.seconds, given.cases)
             found |= new

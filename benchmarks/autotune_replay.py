@@ -11,8 +11,6 @@ byte. No GPU is asked; the rule of ties is the CPU's.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import os
 import random
@@ -33,6 +31,7 @@ import triton.language as tl
 import polytile
 from benchmarks import record
 from benchmarks.autotune_matrix import Matrix, first_winners, regret, unseen
+from benchmarks.command import Command
 from benchmarks.timing import geomean
 from polytile.report import Table, show
 
@@ -118,21 +117,16 @@ def run(matrix: Matrix, processes: int, noise: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Command(__doc__, "autotune_replay", show_table, json=True)
     parser.add_argument("matrix", type=Path, nargs="?", help="a result of benchmarks.gpu.autotune_unseen; default: the model")
     parser.add_argument("--processes", type=int, default=20)
     noise = "relative; races on a GPU have 0.17 to 0.4 %% (benchmarks.same_winner)"
     parser.add_argument("--noise", type=float, default=0.003, help=noise)
-    parser.add_argument("--json", action="store_true", help="write benchmarks/results/autotune_replay.json")
-    parser.add_argument("--show", action="store_true", help="only print the table of that file")
-    given = parser.parse_args()
-    if given.show:
-        show_table(json.loads((record.RESULTS / "autotune_replay.json").read_text())["results"])
-        return
+    given = parser.parsed()
     if given.matrix is None:
         matrix = modelled(unseen(64))
     else:
-        said = json.loads(given.matrix.read_text())["results"]["unseen"]["matrix"]
+        said = record.read(given.matrix)["unseen"]["matrix"]
         matrix = {int(m): times for m, times in said.items()}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["POLYTILE_CACHE_DIR"] = folder

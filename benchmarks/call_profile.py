@@ -6,17 +6,15 @@ OUT/call_DEVICE.json, and the report of it to OUT/call_DEVICE.html.
 
 from __future__ import annotations
 
-import argparse
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
 
 import polytile
-from benchmarks import record
+from benchmarks.command import OUT, Command
+from benchmarks.encoder import Layer
 
 ON_GPU = torch.cuda.is_available()
 WIDTH, HEADS, TOKENS = (1024, 16, 256) if ON_GPU else (256, 4, 64)
@@ -24,29 +22,13 @@ CALLS = 30
 """Calls before the profile: launches that come again are captured as CUDA graphs meanwhile."""
 
 
-class Layer(nn.Module):
-    """A transformer's layer: attention, and two products around a GELU."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.heads, self.joined = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        split = self.heads(self.before(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        seen = nn.functional.scaled_dot_product_attention(*split.unbind(0))
-        x = x + self.joined(seen.transpose(1, 2).flatten(-2))
-        return x + self.down(nn.functional.gelu(self.up(self.between(x))))
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or record.RESULTS / "reports"))
-    out = parser.parse_args().out
+    parser = Command(__doc__)
+    parser.add_argument("--out", type=Path, default=OUT / "reports")
+    out = parser.parsed().out
     torch.manual_seed(0)
     device, dtype = ("cuda", torch.bfloat16) if ON_GPU else ("cpu", torch.float32)
-    layer, x = Layer().to(device, dtype).eval(), torch.randn(1, TOKENS, WIDTH, device=device, dtype=dtype)
+    layer, x = Layer(WIDTH, HEADS).to(device, dtype).eval(), torch.randn(1, TOKENS, WIDTH, device=device, dtype=dtype)
     compiled = polytile.compile(layer, options={"stall": "tune", "race_eager": False})
     with torch.no_grad():
         for _ in range(CALLS):

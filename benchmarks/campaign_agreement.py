@@ -11,14 +11,13 @@ of the two candidates. `--show` prints the tables of the committed result.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.recorded import SUITES, Noisy, of_one_problem
 from benchmarks.search import percent, thousandths
 from polytile import options
@@ -102,16 +101,11 @@ def table(found: Mapping[str, Any]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Command(__doc__, "campaign_agreement", lambda found: show(table(found)), json=True)
     parser.add_argument("--suites", nargs="+", choices=list(SUITES), default=list(SUITES))
     parser.add_argument("--campaigns", type=int, default=4)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 3], help="as a campaign's spec has it")
-    parser.add_argument("--json", action="store_true", help="write benchmarks/results/campaign_agreement.json")
-    parser.add_argument("--show", action="store_true", help="only print what that file has")
-    given = parser.parse_args()
-    if given.show:
-        show(table(json.loads((record.RESULTS / "campaign_agreement.json").read_text())["results"]))
-        return
+    given = parser.parsed()
     found = {}
     for name in given.suites:
         measured = of_one_problem(SUITES[name]())

@@ -11,9 +11,7 @@ devices' time in which no unit was measured, before the last 5 % of the campaign
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import multiprocessing
 import resource
 import tempfile
@@ -26,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.recorded import Noisy, of_one_problem, products
 from benchmarks.search import percent
 from polytile import options
@@ -174,18 +173,16 @@ def table(found: Sequence[Found]) -> Table:
     return Table.from_rows(f"Campaigns on simulated devices, {TIMING_SECONDS * 1e3:.0f} ms a timing", columns, rows)
 
 
+def show_committed(results: Mapping[str, Any]) -> None:
+    names = {field.name for field in dataclasses.fields(Found)}
+    show(table([Found(**{name: value for name, value in each.items() if name in names}) for each in results.values()]))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Command(__doc__, "campaign_fleet", show_committed, json=True)
     parser.add_argument("--devices", type=int, default=16)
     parser.add_argument("--searches", nargs="+", choices=["thorough", "all"], default=["thorough", "all"])
-    parser.add_argument("--json", action="store_true", help="write benchmarks/results/campaign_fleet.json")
-    parser.add_argument("--show", action="store_true", help="only print what that file has")
-    given = parser.parse_args()
-    if given.show:
-        committed = json.loads((record.RESULTS / "campaign_fleet.json").read_text())["results"]
-        names = {field.name for field in dataclasses.fields(Found)}
-        show(table([Found(**{name: value for name, value in each.items() if name in names}) for each in committed.values()]))
-        return
+    given = parser.parsed()
     found = [campaign(search, given.devices) for search in given.searches]
     show(table(found))
     for each in found if given.json else ():

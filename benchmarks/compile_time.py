@@ -8,7 +8,6 @@ whatever the compiler, is counted by itself.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
+from benchmarks.command import Command
 from polytile.report import Column, Table, show
 from polytile.report.tables import count, ratio
 
@@ -153,12 +153,11 @@ def work_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Command(__doc__, json=True)
     parser.add_argument("--compilers", nargs="+", default=list(COMPILERS), help="backends to compare")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--repeats", type=int, default=2, help="processes of each kind")
-    parser.add_argument("--json", action="store_true", help="also write benchmarks/results/compile_time.json")
-    arguments = parser.parse_args()
+    arguments = parser.parsed()
     results = {
         mode: {name: measure(name, mode, arguments.repeats) for name in arguments.compilers} for mode in arguments.modes
     }

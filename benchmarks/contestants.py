@@ -74,16 +74,7 @@ class Processes:
         self._parent: subprocess.Popen[str] | None = None
         if shared:
             with own_caches(compilers) as variables:
-                command = [sys.executable, "-m", "benchmarks.contestants", json.dumps({"shared": shared})]
-                self._parent = subprocess.Popen(
-                    command,
-                    env=variables,
-                    cwd=ROOT,
-                    text=True,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    start_new_session=True,
-                )
+                self._parent = _talking({"shared": shared}, variables)
 
     def run(
         self, function: str, given: Values, seconds: float, variables: Mapping[str, str] | None = None
@@ -120,9 +111,11 @@ class Processes:
             self._parent.wait()
 
 
-def alone(function: str, given: Values, seconds: float = 600) -> dict[str, Any]:
+def alone(
+    function: str, given: Values, seconds: float = 3600, variables: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """`Processes.run` in one new process. Raises RuntimeError with its last words where it gives nothing."""
-    found = Processes().run(function, given, seconds)
+    found = Processes().run(function, given, seconds, variables)
     if "error" in found:
         raise RuntimeError(f"{function} of {dict(given)} gave nothing: {found['error']}")
     return found
@@ -135,16 +128,7 @@ class Entrant:
     def __init__(self, make: str, given: Values) -> None:
         self._open = contextlib.ExitStack()
         variables = self._open.enter_context(own_caches())
-        command = [sys.executable, "-m", "benchmarks.contestants", json.dumps({"make": make, "given": dict(given)})]
-        self._process = subprocess.Popen(
-            command,
-            env=variables,
-            cwd=ROOT,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
+        self._process = _talking({"make": make, "given": dict(given)}, variables)
         self._open.callback(self._process.wait)
         self._open.callback(_end, self._process.pid)
 
@@ -186,6 +170,13 @@ class Calls:
         return processor_seconds()
 
 
+def _talking(task: Values, variables: Mapping[str, str]) -> subprocess.Popen[str]:
+    """A new process that is asked, and answers, line by line."""
+    command = [sys.executable, "-m", "benchmarks.contestants", json.dumps(task)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=variables, cwd=ROOT, text=True, stdin=pipe, stdout=pipe, start_new_session=True)
+
+
 def _new(task: Values, variables: Mapping[str, str], said: Path, seconds: float) -> int | None:
     """The status of a new process; None where it took longer. A task may be longer than a command line can be."""
     asked = said.with_name("task.json")
@@ -201,6 +192,17 @@ def _new(task: Values, variables: Mapping[str, str], said: Path, seconds: float)
             return None
         finally:
             _end(process.pid)
+            process.wait()
+
+
+def interrupt(process: subprocess.Popen[Any], seconds: float) -> None:
+    """Ends a process by SIGINT if it runs, and if it still runs after these seconds, at once."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
             process.wait()
 
 

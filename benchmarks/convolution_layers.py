@@ -8,11 +8,6 @@ in the times (`direct.py`); conversions between layouts and the looking up of pa
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -21,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import record
+from benchmarks.command import Command
+from benchmarks.contestants import alone, own_caches
 from benchmarks.convolution_nets import convnext, mobilenet, randomised, resnet
 from benchmarks.direct import Recorded
 from benchmarks.timing import compare, geomean
@@ -95,21 +92,20 @@ def run(case: Case, seconds: float) -> dict[str, Any]:
     return compare(calls, seconds=seconds).as_json()
 
 
-def _child(names: list[str], seconds: float) -> None:
-    """One line of JSON for each case."""
+def cells(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The cells of {"names", "threads", "seconds"} by name, in this process."""
+    torch.set_num_threads(given["threads"])
     with torch.no_grad():
-        for name in names:
-            print(json.dumps({"name": name, **run({**LAYERS, **NETWORKS}[name], seconds)}), flush=True)
+        return {"cells": {name: run({**LAYERS, **NETWORKS}[name], given["seconds"]) for name in given["names"]}}
 
 
 def measured(names: list[str], isa: str, threads: int, seconds: float) -> dict[str, Any]:
     """Every case in one process that is limited to `isa`, by name."""
     limit = {"ONEDNN_MAX_CPU_ISA": isa} if isa == "AVX2" else {}
-    command = [sys.executable, "-m", "benchmarks.convolution_layers", "--child", "--seconds", str(seconds)]
-    command += ["--threads", str(threads), "--cases", *names]
-    ran = subprocess.run(command, env={**os.environ, **limit}, check=True, stdout=subprocess.PIPE, text=True)
-    cells = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
-    return {cell.pop("name"): cell for cell in cells}
+    given = {"names": names, "threads": threads, "seconds": seconds}
+    with own_caches() as caches:
+        found: dict[str, Any] = alone("benchmarks.convolution_layers:cells", given, variables={**caches, **limit})["cells"]
+    return found
 
 
 def table(isa: str, threads: int, cells: Mapping[str, Any]) -> Table:
@@ -129,23 +125,17 @@ def table(isa: str, threads: int, cells: Mapping[str, Any]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Command(__doc__, json=True)
     parser.add_argument("--isas", nargs="*", choices=ISAS, default=list(ISAS))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--cases", nargs="*", default=[*LAYERS, *NETWORKS], help="names of layers and networks")
     parser.add_argument("--seconds", type=float, default=0.5, help="how long to measure each case")
-    parser.add_argument("--json", action="store_true", help="also write benchmarks/results/convolution_layers.json")
-    parser.add_argument("--child", action="store_true", help="measure in this process")
-    given = parser.parse_args()
-    if given.child:
-        torch.set_num_threads(given.threads)
-        _child(given.cases, given.seconds)
-        return
+    given = parser.parsed()
     for isa in given.isas:
-        cells = measured(given.cases, isa, given.threads, given.seconds)
-        show(table(isa, given.threads, cells))
+        found = measured(given.cases, isa, given.threads, given.seconds)
+        show(table(isa, given.threads, found))
         if given.json:
-            record.add("convolution_layers", f"{isa}, {given.threads} threads", cells)
+            record.add("convolution_layers", f"{isa}, {given.threads} threads", found)
 
 
 if __name__ == "__main__":

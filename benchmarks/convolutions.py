@@ -7,7 +7,6 @@ both layouts. What it costs to bring images from one layout into the other is no
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.timing import Comparison, compare, disturbance, geomean
 from polytile.report import Column, Table, show
 from polytile.report.tables import micros, ratio
@@ -128,12 +128,11 @@ def table(dtype: str, device: str, cells: Sequence[tuple[Case, Comparison]]) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Command(__doc__, json=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtypes", nargs="*", choices=DTYPES, default=["float32", "bfloat16"])
     parser.add_argument("--seconds", type=float, default=0.3, help="how long to measure each convolution")
-    parser.add_argument("--json", action="store_true", help="also write benchmarks/results/convolutions.json")
-    given = parser.parse_args()
+    given = parser.parsed()
     for dtype in given.dtypes:
         cells = [(case, run(case, DTYPES[dtype], given.device, given.seconds)) for case in CASES]
         show(table(dtype, given.device, cells))

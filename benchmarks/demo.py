@@ -5,12 +5,12 @@ Every part checks its results against float64 in the same run that times them, a
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from typing import Any
 
 from benchmarks import demo_encoder, demo_hints, demo_rows, record
+from benchmarks.command import Command
 from benchmarks.compilers import BACKENDS
 from benchmarks.environment import DEVICE, environment
 from polytile.report import Table, show
@@ -30,12 +30,11 @@ def heading(backend: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Command(__doc__, json=True)
     parser.add_argument("--backend", choices=BACKENDS, default="polytile", help="what compiles (default: polytile)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="which parts run (default: all)")
     parser.add_argument("--quick", action="store_true", help="short timings: to see it work, not to quote")
-    parser.add_argument("--json", action="store_true", help="also write benchmarks/results/demo_PART.json")
-    arguments = parser.parse_args()
+    arguments = parser.parsed()
 
     print(heading(arguments.backend) + "\n", flush=True)
     for name in arguments.parts:

@@ -36,6 +36,33 @@ class Block(nn.Module):
         return self.norm2(x + self.drop(self.down(F.gelu(self.up(x)))))
 
 
+class FeedForward(nn.Module):
+    """The second half of a layer that normalises before: x + down(gelu(up(norm(x))))."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Layer(nn.Module):
+    """Attention of all positions to all, and a two-layer GELU network, each normalised before, for one sequence."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.norm = heads, nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.network = FeedForward(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        return self.network(x + self.out(mixed.transpose(1, 2).flatten(-2)))
+
+
 class Encoder(nn.Module):
     """Bytes in, a score for each possible next byte out: int64 [batch, length] → float [batch, length, 256]."""
 

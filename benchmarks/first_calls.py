@@ -11,7 +11,6 @@ generates in a thread here (option `builder`), where it can be looked at.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.contestants import OWN, Processes
 from benchmarks.environment import revision
 from benchmarks.networks import NETWORKS
@@ -119,20 +119,17 @@ def _spent(row: Mapping[str, Any]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Command(__doc__, "first_calls", lambda found: show(first_call_table(list(found["rows"].values()))), json=True)
     parser.add_argument("networks", nargs="*", default=list(NETWORKS), help=f"of {', '.join(NETWORKS)}")
     parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS))
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--limit", type=float, default=900, help="seconds after which a contestant is given up")
     parser.add_argument("--anew", action="store_true", help="also what is on record")
-    parser.add_argument("--json", action="store_true", help="add to benchmarks/results/first_calls.json")
-    parser.add_argument("--show", action="store_true", help="only print the table of what is on record")
-    given = parser.parse_args()
-    kept = FIRST_CALLS.exists() and (given.json or given.show)
-    rows = json.loads(FIRST_CALLS.read_text())["results"]["rows"] if kept else {}
+    given = parser.parsed()
+    rows = record.read("first_calls")["rows"] if given.json and FIRST_CALLS.exists() else {}
     wanted = [(n, m, c) for n in given.networks for m in given.modes for c in given.contestants]
-    left = [] if given.show else [key for key in wanted if given.anew or ", ".join(key) not in rows]
+    left = [key for key in wanted if given.anew or ", ".join(key) not in rows]
     with ThreadPoolExecutor(given.jobs) as pool:
         for key, row in zip(left, pool.map(lambda key: one(key, given.limit), left), strict=True):
             rows[", ".join(key)] = row

@@ -6,42 +6,29 @@ is stopped after so many seconds. Its store goes to OUT/kept_DEVICE.sqlite3, and
 
 from __future__ import annotations
 
-import argparse
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from benchmarks import record
+from benchmarks.command import OUT, Command
+from benchmarks.contestants import interrupt
+from benchmarks.encoder import FeedForward
 
 ON_GPU = torch.cuda.is_available()
 WIDTH, LENGTHS = (1024, range(64, 4096, 96)) if ON_GPU else (128, (9, 48, 200, 777))
 END_SECONDS = 20.0
 
 
-class Block(nn.Module):
-    """The feed-forward half of a transformer's layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
-
-
-def block() -> tuple[Block, list[tuple[Tensor, ...]]]:
+def block() -> tuple[FeedForward, list[tuple[Tensor, ...]]]:
     """What the campaign measures, as its spec names it."""
     torch.manual_seed(0)
     device, dtype = ("cuda", torch.bfloat16) if ON_GPU else ("cpu", torch.float32)
-    return Block().to(device, dtype).eval(), [(torch.randn(100, WIDTH, device=device, dtype=dtype),)]
+    return FeedForward(WIDTH).to(device, dtype).eval(), [(torch.randn(100, WIDTH, device=device, dtype=dtype),)]
 
 
 def measured(folder: Path, seconds: float) -> Path:
@@ -54,20 +41,15 @@ def measured(folder: Path, seconds: float) -> Path:
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        interrupt(process, END_SECONDS)
     return folder / "kept" / "store.sqlite3"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Command(__doc__)
     parser.add_argument("--seconds", type=float, default=45.0, help="after which the campaign is stopped")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or record.RESULTS / "reports"))
-    given = parser.parse_args()
+    parser.add_argument("--out", type=Path, default=OUT / "reports")
+    given = parser.parsed()
     name = f"kept_{'cuda' if ON_GPU else 'cpu'}"
     with tempfile.TemporaryDirectory() as folder:
         store = measured(Path(folder), given.seconds)

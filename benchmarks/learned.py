@@ -17,15 +17,14 @@ their names. `--export FILE` writes the products on an H100 as `polytile learn t
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import learned_calls, learned_speed, record
+from benchmarks.command import Command
 from benchmarks.learned_bars import bars
 from benchmarks.recorded import loops
 from benchmarks.recorded_products import h100, h200
@@ -133,15 +132,13 @@ def _summary(regrets: Sequence[float]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Command(__doc__, "learned", lambda found: show(bars(found)), json=True)
     parser.add_argument("parts", nargs="*", metavar="PART", help="products, devices, cpu, calls, speed")
     parser.add_argument("--measured", nargs="+", default=[], help="what the package's models were made of")
     parser.add_argument("--again", default="", help="a second measurement of the same problems")
     parser.add_argument("--table", default="", metavar="TEXT", help="products: only tables with this in their names")
-    parser.add_argument("--json", action="store_true", help="write benchmarks/results/learned.json")
-    parser.add_argument("--show", action="store_true", help="print the table of what is kept")
     parser.add_argument("--export", type=Path, help="write the measurements as JSON lines and stop")
-    given = parser.parse_args(arguments)
+    given = parser.parsed(arguments)
     if given.export:
         given.export.write_text(header() + "".join(map(line, h100("candidates"))))
         return
@@ -152,9 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }  # fmt: skip
     if unknown := set(given.parts) - parts.keys():
         parser.error(f"there is no part {unknown.pop()!r}; choose from {', '.join(parts)}.")
-    kept = record.RESULTS / "learned.json"
-    results: dict[str, Any] = json.loads(kept.read_text())["results"] if given.show else {}
-    for part in () if given.show else given.parts or ("products", "devices"):
+    results: dict[str, Any] = {}
+    for part in given.parts or ("products", "devices"):
         for found in parts[part]():
             results[part] = results.get(part, {}) | found
             if given.json:

@@ -7,19 +7,16 @@ process. A last process measures every candidate at the same sizes; what was cho
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import polytile
+from benchmarks.contestants import alone, own_caches
 from polytile.cli.learn_collect import Wanted, collect
 from polytile.dispatch.registry import alive
 from polytile.learn.examples import Example, examples
@@ -35,18 +32,16 @@ NAMES = tuple(name for name, operation in OPERATIONS.items() if operation.family
 
 def calls() -> dict[str, Any]:
     """How many candidates each process timed, and how good its choices are, by family."""
-    with tempfile.TemporaryDirectory() as folder:
-        for way in ("learned", "without", "all"):
-            _run(way, Path(folder))
+    with own_caches() as caches, tempfile.TemporaryDirectory() as folder:
+        found = {way: _run(way, folder, caches) for way in ("learned", "without", "all")}
         truth = {example.problem.key: example for example in examples(held(place_of(f"{folder}/all")).records).found}
-        return {way: _judged(json.loads(Path(folder, f"{way}.json").read_text()), truth) for way in ("learned", "without")}
+        return {way: _judged(found[way], truth) for way in ("learned", "without")}
 
 
-def _run(way: str, folder: Path) -> None:
-    learned, store = str(int(way == "learned")), str(folder / f"{way}.store")
-    settings = {"LEARNED": learned, "STORE": store, "STALL": "tune", "ISOLATION": "never"}
-    env = {**os.environ, **{f"POLYTILE_{name}": value for name, value in settings.items()}}
-    subprocess.run([sys.executable, "-m", "benchmarks.learned_calls", way, str(folder)], check=True, env=env)
+def _run(way: str, folder: str, caches: Mapping[str, str]) -> dict[str, Any]:
+    settings = {"LEARNED": str(int(way == "learned")), "STORE": f"{folder}/{way}.store", "STALL": "tune", "ISOLATION": "never"}
+    variables = {**caches, **{f"POLYTILE_{name}": value for name, value in settings.items()}}
+    return alone("benchmarks.learned_calls:decided", {"every": f"{folder}/all" if way == "all" else ""}, variables=variables)
 
 
 def _judged(found: dict[str, list[dict[str, Any]]], truth: dict[str, Example]) -> dict[str, Any]:
@@ -63,8 +58,12 @@ def _judged(found: dict[str, list[dict[str, Any]]], truth: dict[str, Example]) -
     return made
 
 
-def _decided() -> list[dict[str, Any]]:
-    """What calls at the sizes of SEED decide, and how many candidates are timed for it."""
+def decided(given: Mapping[str, str]) -> dict[str, Any]:
+    """What calls at the sizes of SEED decide, and how many candidates are timed for it; or, with a store {"every"}, nothing, and
+    every candidate is measured into it."""
+    if given["every"]:
+        collect(Wanted(NAMES, ["float32"], "cpu", COUNT, SEED), Path(given["every"]), 0.0)
+        return {}
     rows: list[dict[str, Any]] = []
     with torch.no_grad(), for_measuring(), torch._dynamo.config.patch(force_parameter_static_shapes=False):
         functions = {name: polytile.compile(OPERATIONS[name].run) for name in NAMES}
@@ -83,20 +82,4 @@ def _decided() -> list[dict[str, Any]]:
                         "link": decision.link, "provenance": decision.provenance, "timed": timed,
                     })  # fmt: skip
                     timed = 0
-    return rows
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("way", choices=("learned", "without", "all"))
-    parser.add_argument("folder", type=Path)
-    given = parser.parse_args()
-    if given.way == "all":
-        collect(Wanted(NAMES, ["float32"], "cpu", COUNT, SEED), given.folder / "all", 0.0)
-        return
-    found = {"calls": _decided()}
-    (given.folder / f"{given.way}.json").write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+    return {"calls": rows}

@@ -8,7 +8,6 @@ polytile.compile return; the latter has a front door (docs/calls.md).
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import time
@@ -21,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.compilers import TUNED, compiled, copied
 from benchmarks.contestants import OWN, Calls, Entrant
 from benchmarks.direct import Recorded
@@ -297,14 +297,13 @@ def shape_of(text: str) -> Shape:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Command(__doc__, json=True)
     parser.add_argument("--only", nargs="*", default=[], help="functions whose names contain one of these")
     parser.add_argument("--shapes", nargs="*", type=shape_of, default=list(SHAPES), help="shapes such as 128x64")
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS[:2]))
     parser.add_argument("--threads", type=int, help="threads for all; torch's own number unless given")
     parser.add_argument("--seconds", type=float, default=0.4, help="how long to measure each cell, with and without Dynamo")
-    parser.add_argument("--json", action="store_true", help="also write results/loops.json, in place of these functions")
-    arguments = parser.parse_args()
+    arguments = parser.parsed()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     results = {}

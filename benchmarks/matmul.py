@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import matmul_epilogue, record
+from benchmarks.command import Command
 from benchmarks.compilers import forget
 from benchmarks.direct import Recorded
 from benchmarks.loops import chosen
@@ -188,7 +189,7 @@ def size_of(text: str) -> tuple[int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Command(__doc__, json=True)
     parser.add_argument("--parts", nargs="*", choices=("products", "epilogue"), default=["products", "epilogue"])
     parser.add_argument("--runs", type=int, default=3, help="processes that time the products with an epilogue, in turn")
     parser.add_argument("--dtypes", nargs="*", choices=KINDS, default=list(KINDS))
@@ -198,8 +199,7 @@ def main() -> None:
     parser.add_argument("--weights", nargs="*", type=size_of, default=list(WEIGHTS), help="K and N, such as 4096x1024")
     parser.add_argument("--seconds", type=float, default=0.3, help="how long to measure each cell")
     parser.add_argument("--name", default=cpu.cpu().model, help="under which the runs of the epilogue are kept")
-    parser.add_argument("--json", action="store_true", help="also write benchmarks/results/matmul.json")
-    given = parser.parse_args()
+    given = parser.parsed()
     if "products" in given.parts:
         products(given)
     if "epilogue" in given.parts:

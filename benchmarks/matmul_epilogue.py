@@ -6,21 +6,16 @@ choice that follows the moment. `python -m benchmarks.matmul --parts epilogue` r
 
 from __future__ import annotations
 
-import argparse
 import functools
-import json
 import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks import record
+from benchmarks.contestants import alone
 from benchmarks.direct import Recorded
 from benchmarks.loops import chosen
 from benchmarks.timing import compare, disturbance_of, geomean
@@ -43,8 +38,9 @@ def relu_mm(x: Tensor, w: Tensor) -> Tensor:
     return torch.relu(x @ w)
 
 
-def measure(seconds: float) -> dict[str, Found]:
-    """Every cell by "MxKxN", in this process."""
+def measure(given: Mapping[str, Any]) -> dict[str, dict[str, Found]]:
+    """Every cell by "MxKxN", in this process, of {"threads", "seconds"}."""
+    torch.set_num_threads(given["threads"])
     torch.manual_seed(0)
     found: dict[str, Found] = {}
     recorded = Recorded(relu_mm, OWN)
@@ -56,19 +52,15 @@ def measure(seconds: float) -> dict[str, Found]:
                 off = float((call() - right).abs().max() / right.abs().max())
                 assert off <= TOLERANCE, f"The result of {m}x{k}x{n} is {off:.1e} off eager's."
                 compile.settle(SETTLED)
-                direct = compare({OWN: call, PEER: functools.partial(relu_mm, x, w)}, seconds=seconds)
+                direct = compare({OWN: call, PEER: functools.partial(relu_mm, x, w)}, seconds=given["seconds"])
                 cell = {"ratio": round(direct.ratio(OWN, PEER), 4), "candidates": list(chosen(recorded))}
                 found[f"{m}x{k}x{n}"] = {**cell, **direct.as_json()}
-    return found
+    return {"cells": found}
 
 
 def run(threads: int, seconds: float) -> dict[str, Found]:
     """The cells of a run in a process of its own, which finds nothing on record."""
-    with tempfile.TemporaryDirectory() as directory:
-        out = Path(directory) / "found.json"
-        command = [sys.executable, "-m", "benchmarks.matmul_epilogue", str(threads), str(seconds), str(out)]
-        subprocess.run(command, check=True, env={**os.environ, "POLYTILE_CACHE_DIR": f"{directory}/cache"})
-        found: dict[str, Found] = json.loads(out.read_text())
+    found: dict[str, Found] = alone("benchmarks.matmul_epilogue:measure", {"threads": threads, "seconds": seconds})["cells"]
     return found
 
 
@@ -96,17 +88,3 @@ def show_runs(number: int, threads: int, seconds: float, name: str, keep: bool) 
         isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
         named = f"{name} t{threads}" + (f" {isa}" if isa else "")
         record.add("matmul_epilogue", "runs", {named: runs})
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Writes the cells of one run, as JSON.")
-    parser.add_argument("threads", type=int)
-    parser.add_argument("seconds", type=float)
-    parser.add_argument("out", type=Path)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    given.out.write_text(json.dumps(measure(given.seconds)))
-
-
-if __name__ == "__main__":
-    main()

@@ -8,7 +8,6 @@ file.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.compilers import TUNED, compiled
 from benchmarks.contestants import OWN, Calls, Entrant
 from benchmarks.timing import Comparison, compare, disturbance, geomean
@@ -147,14 +147,13 @@ def write(cells: Sequence[Cell]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Command(__doc__, json=True)
     parser.add_argument("--only", nargs="*", default=[], help="models whose names contain one of these")
     parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES))
     parser.add_argument("--sizes", nargs="*", type=int, default=list(SIZES))
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS[:2]))
     parser.add_argument("--seconds", type=float, default=0.6, help="how long to measure each cell")
-    parser.add_argument("--json", action="store_true", help="also write benchmarks/results/models.json")
-    given = parser.parse_args()
+    given = parser.parsed()
     groups = []
     for name in {**MODELS, **HUB}:
         if given.only and not any(word in name for word in given.only):

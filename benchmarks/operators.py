@@ -6,7 +6,6 @@ same inputs, in turns: of calls without Dynamo's share, and of training steps (f
 
 from __future__ import annotations
 
-import argparse
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.compilers import compiled, copied, forget
 from benchmarks.direct import Recorded
 from benchmarks.timing import Comparison, compare, disturbance, geomean
@@ -156,12 +156,11 @@ def as_json(results: dict[str, list[Cell]]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Command(__doc__, json=True)
     parser.add_argument("--only", nargs="*", default=[], help="operators whose names contain one of these")
     parser.add_argument("--threads", type=int, help="threads for both; torch's own number unless given")
     parser.add_argument("--seconds", type=float, default=0.4, help="how long to measure each cell")
-    parser.add_argument("--json", action="store_true", help="also write results/operators.json, in place of these operators")
-    given = parser.parse_args(arguments)
+    given = parser.parsed(arguments)
     if given.threads:
         torch.set_num_threads(given.threads)
     results = {}

@@ -7,7 +7,6 @@ function.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from torch import Tensor
 
 import polytile
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.compilers import compiled
 from benchmarks.contestants import Calls, Entrant
 from benchmarks.timing import Comparison, compare
@@ -167,11 +167,10 @@ def parts_table(found: Comparison) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Command(__doc__, json=True)
     parser.add_argument("--seconds", type=float, default=8.0, help="how long to measure")
     parser.add_argument("--without", nargs="*", choices=list(ROWS)[2:], default=[], help="rows to leave out")
-    parser.add_argument("--json", action="store_true", help="also write benchmarks/results/overhead.json")
-    arguments = parser.parse_args()
+    arguments = parser.parsed()
     names = [name for name in ROWS if name not in arguments.without]
     with contextlib.ExitStack() as stack:
         made = {name: stack.enter_context(Entrant("benchmarks.overhead:Contestant", {"row": name})) for name in names}

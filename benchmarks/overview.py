@@ -7,14 +7,13 @@ says what its times include. TorchInductor has one dynamic compile, as polytile 
 
 from __future__ import annotations
 
-import argparse
 import functools
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.programs.program import LEVELS
 from benchmarks.programs.report import BELOW, over_eager, over_peer
 from benchmarks.timing import geomean
@@ -197,7 +196,7 @@ PROGRAMS_ON_GPU = (
 def _results(suite: str) -> Any:
     """The suite's results; of one that has not been run there are no cells."""
     file = record.RESULTS / f"{suite}.json"
-    return json.loads(file.read_text(encoding="utf-8"))["results"] if file.exists() else {"rows": (), "cells": ()}
+    return record.read(file) if file.exists() else {"rows": (), "cells": ()}
 
 
 def _each_loop() -> list[Line]:
@@ -256,9 +255,9 @@ def table(title: str, lines: Iterable[Line], headings: Mapping[str, str]) -> Tab
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Command(__doc__)
     parser.add_argument("--of", choices=EACH, help="a line for each function or model of this suite")
-    suite = parser.parse_args().of
+    suite = parser.parsed().of
     others = {"eager": AGAINST_EAGER, "inductor": "× TorchInductor, dynamic"}
     if suite is not None:
         title, lines = EACH[suite]

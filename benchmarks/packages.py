@@ -12,11 +12,9 @@ in place of layers: what a call takes besides its kernels.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import functools
-import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -24,13 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim
 
 import polytile
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.contestants import Calls, Entrant
+from benchmarks.encoder import Layer
 from benchmarks.environment import environment
 from benchmarks.timing import Call, compare, geomean, synchronize
 from polytile.packages import load
@@ -46,22 +45,6 @@ PEER = {"peer": "AOTInductor", "loader": "its loader"}
 WIDTH, HEADS = 512, 8
 
 
-class Layer(nn.Module):
-    """A layer of an encoder: attention and a feed-forward part, each behind a layer norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList([nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)])
-        self.mixed, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        parts = self.mixed(self.norms[0](x)).view(1, -1, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(parts[0], parts[1], parts[2])
-        x = x + self.out(mixed.transpose(1, 2).reshape(1, -1, WIDTH))
-        return x + self.down(F.gelu(self.up(self.norms[1](x))))
-
-
 class Softmaxes(nn.Module):
     """Five small kernels, none fused with the next."""
 
@@ -74,7 +57,7 @@ class Softmaxes(nn.Module):
 def subject(layers: int, device: str) -> tuple[nn.Module, int]:
     """The model, with the same weights in each process, and the width of its inputs."""
     torch.manual_seed(0)
-    model = nn.Sequential(*[Layer() for _ in range(layers)]) if layers else Softmaxes()
+    model = nn.Sequential(*[Layer(WIDTH, HEADS) for _ in range(layers)]) if layers else Softmaxes()
     return model.eval().to(device, DTYPES[device]), WIDTH if layers else 16
 
 
@@ -236,20 +219,18 @@ def _milliseconds(times: list[float]) -> str:
     return ", ".join(f"{1e3 * each:.1f}" for each in times)
 
 
+def show_all(kept: dict[str, Any]) -> None:
+    for found in kept.values():
+        show(table(found))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Command(__doc__, "packages", show_all, json=True)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--sources", default="")
     parser.add_argument("--peer", metavar="FILE", help="AOTInductor's package (.pt2)")
-    parser.add_argument("--json", action="store_true", help="write benchmarks/results/packages.json")
-    parser.add_argument("--show", action="store_true", help="only print the tables of the file there")
-    given = parser.parse_args()
-    if given.show:
-        kept = json.loads((record.RESULTS / "packages.json").read_text())
-        for found in kept["results"].values():
-            show(table(found))
-        return
+    given = parser.parsed()
     with contextlib.ExitStack() as stack:
         peer = None
         if given.peer:

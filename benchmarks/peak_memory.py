@@ -15,21 +15,19 @@ there is as much to measure, and less to trace.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import subprocess
-import sys
-import tempfile
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks import record
+from benchmarks.command import Command
+from benchmarks.contestants import alone, own_caches
 from polytile.report import Column, Table, show
 from polytile.report.tables import count, ratio
 
@@ -102,11 +100,13 @@ class Peak:
     measured: int
 
 
-def train(mode: str, device: str, size: Size, bound: bool = False) -> Peak:
-    """Trains for STEPS steps in this process; with `bound` measuring may not raise the process's resident set."""
+def train(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The Peak of STEPS steps in this process, of {"mode", "device", "size", "bound"}; with `bound` measuring may not raise the
+    process's resident set."""
     import polytile
     from polytile.tuning import headroom
 
+    mode, device, bound, size = given["mode"], given["device"], given["bound"], Size(**given["size"])
     if bound:
         headroom.HEADROOM["cpu"] = lambda _: resident("VmHWM") - resident("VmRSS")
         headroom.HOST_SECONDS = 0.0
@@ -128,7 +128,7 @@ def train(mode: str, device: str, size: Size, bound: bool = False) -> Peak:
         if device == "cpu"
         else (torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
     )
-    return Peak(most, reserved, float(loss.detach()), polytile.counters["candidates_benchmarked"])
+    return asdict(Peak(most, reserved, float(loss.detach()), polytile.counters["candidates_benchmarked"]))
 
 
 def resident(which: str) -> int:
@@ -137,15 +137,10 @@ def resident(which: str) -> int:
     return 1024 * int(next(line for line in lines if line.startswith(which)).split()[1])
 
 
-def in_process(mode: str, device: str, size: Size, bound: bool, cache: Path) -> Peak:
-    command = [sys.executable, "-m", "benchmarks.peak_memory", "--device", device, "--child", mode]
-    command += ["--layers", str(size.layers)]
-    command += ["--bound"] if bound else []
-    variables = {**os.environ, "POLYTILE_CACHE_DIR": str(cache)}
-    begun = time.perf_counter()
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=variables)
-    peak = Peak(**json.loads(done.stdout.splitlines()[-1]))
-    seconds = time.perf_counter() - begun
+def in_process(mode: str, device: str, size: Size, bound: bool, caches: Mapping[str, str]) -> Peak:
+    begun, given = time.perf_counter(), {"mode": mode, "device": device, "size": asdict(size), "bound": bound}
+    found = alone("benchmarks.peak_memory:train", given, variables=caches)
+    peak, seconds = Peak(**{field.name: found[field.name] for field in fields(Peak)}), time.perf_counter() - begun
     print(f"{MODES[mode]}: {peak.bytes / 1e6:.0f} MB, {peak.measured} measured, {seconds:.0f} s", flush=True)
     return peak
 
@@ -154,26 +149,21 @@ def measure(device: str, size: Size, repeat: int, bound: bool) -> dict[str, Peak
     """The smallest peak of each mode. Each cold run has an empty cache, and the warm run after it that cache."""
     found: dict[str, list[Peak]] = {mode: [] for mode in MODES}
     for _ in range(repeat):
-        with tempfile.TemporaryDirectory() as cache:
+        with own_caches() as caches:
             for mode, peaks in found.items():
-                peaks.append(in_process(mode, device, size, bound, Path(cache)))
+                peaks.append(in_process(mode, device, size, bound, caches))
     return {mode: min(peaks, key=lambda peak: peak.bytes) for mode, peaks in found.items()}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Command(__doc__, json=True)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--layers", type=int, help="of the model; if not given 2 on a CPU, 12 on a GPU")
     parser.add_argument("--bound", action="store_true", help="on the CPU: measuring may not raise the resident set")
-    parser.add_argument("--json", action="store_true", help="also write benchmarks/results/peak_memory_DEVICE.json")
-    parser.add_argument("--child", choices=list(MODES), help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    given = parser.parsed()
     kind = torch.device(given.device).type
     size = replace(SIZES[kind], layers=given.layers or SIZES[kind].layers)
-    if given.child:
-        print(json.dumps(asdict(train(given.child, given.device, size, given.bound))))
-        return
     found = measure(given.device, size, given.repeat, given.bound)
     columns: list[Column | str] = [
         "way", Column("peak MB", count), Column("× known", ratio), Column("reserved MB", count),

@@ -5,14 +5,14 @@ A cell's colour is the logarithm of a ratio: blue where polytile, or the hint, i
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.record import RESULTS
 
 IMAGES = RESULTS.parent.parent / "docs" / "images"
@@ -90,18 +90,18 @@ PLOTS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Command(__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(PLOTS)}; all whose suite has results unless given")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--images", type=Path, default=IMAGES)
-    given = parser.parse_args(arguments)
+    given = parser.parsed(arguments)
     for name in given.names or PLOTS:
         if name not in PLOTS:
             parser.error(f"there is no plot {name!r}; there are {', '.join(PLOTS)}")
         suite, make = PLOTS[name]
         file = given.results / f"{suite}.json"
         if file.exists():
-            print(make(json.loads(file.read_text())["results"]).draw(given.images / f"{name}.svg"))
+            print(make(record.read(file)).draw(given.images / f"{name}.svg"))
         else:
             print(f"{name}: no {file}; `python -m benchmarks.{suite.split('_')[0]} --json` writes it")
 

@@ -13,14 +13,11 @@ the place of those for the same in the file that is there, so that kinds may be 
 
 from __future__ import annotations
 
-import argparse
 import copy
 import functools
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +26,7 @@ from torch import Tensor, nn
 
 import polytile
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.gpu.replay import kernel_times
 from benchmarks.quantised_model import LAYERS, TORCHAO, Int4Packed, Llama, Quantised, quantise, quantise_by_torchao
 from benchmarks.timing import compare, geomean, synchronize
@@ -50,29 +48,19 @@ PARTS = ("layers", "model", "torchao")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Command(__doc__, "quantised_{device}", show_all, json=True, out=True)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--kinds", nargs="+", choices=list(LAYERS), default=list(LAYERS), help="of layers and of models")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rows", nargs="+", type=int)
     parser.add_argument("--seconds", type=float, default=200)
     parser.add_argument("--cell", type=float, default=0.3, help="seconds of timing a row")
-    parser.add_argument("--out", default=os.environ.get("OUT"), help="where the results are written")
-    parser.add_argument("--json", action="store_true", help=f"also write the results to {record.RESULTS}")
-    parser.add_argument("--show", action="store_true", help="measure nothing and print what is there")
-    given = parser.parse_args()
-    place = Path(given.out or record.RESULTS)
-    if given.show:
-        results = committed(place, given.device)
-        show(table(results["layers"]))
-        for part in ("model", "torchao"):
-            if part in results:
-                show(model_table(results[part]))
-        return
+    given = parser.parsed()
     torch._dynamo.config.recompile_limit = 64
     deadline = time.monotonic() + given.seconds
     kinds = [kind for kind in given.kinds if ONLY_ON.get(kind, given.device) == given.device]
-    results = committed(place, given.device) if given.json or given.out else {}
+    file = given.out / f"quantised_{given.device}.json"
+    results: dict[str, Any] = record.read(file) if given.json and file.exists() else {}
     results["device"] = torch.cuda.get_device_name() if given.device == "cuda" else "cpu"
     with torch.no_grad():
         if "layers" in given.parts:
@@ -87,14 +75,16 @@ def main() -> None:
             makers = {kind: functools.partial(quantise_by_torchao, config=config) for kind, config in configs}
             found = models(makers, given.device, given.cell, deadline)
             results["torchao"] = merged(results.get("torchao", []), found, ("kind", "batch", "length"))
-    if given.json or given.out:
-        print(record.write(f"quantised_{given.device}", results, place))
+    if given.json:
+        print(record.write(f"quantised_{given.device}", results, given.out))
 
 
-def committed(place: Path, device: str) -> dict[str, Any]:
-    """What the file has; nothing where there is none."""
-    file = place / f"quantised_{device}.json"
-    return dict(json.loads(file.read_text())["results"]) if file.exists() else {}
+def show_all(results: Mapping[str, Any]) -> None:
+    """Prints the tables of all parts that there are."""
+    show(table(results["layers"]))
+    for part in ("model", "torchao"):
+        if part in results:
+            show(model_table(results[part]))
 
 
 def merged(before: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]], about: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import environment
+from polytile import files
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -19,24 +18,21 @@ def write(suite: str, results: Mapping[str, Any], directory: Path = RESULTS) -> 
     directory.mkdir(parents=True, exist_ok=True)
     target = directory / f"{suite}.json"
     content = json.dumps({"suite": suite, "environment": environment(), "results": results}, indent=1, sort_keys=False)
-    descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=f".{suite}-", suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(content + "\n")
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    files.write_text(target, content + "\n")
     return target
+
+
+def read(suite: str | Path, directory: Path = RESULTS) -> Any:
+    """The results of a suite, or those in a file of any place."""
+    file = suite if isinstance(suite, Path) else directory / f"{suite}.json"
+    return json.loads(file.read_text(encoding="utf-8"))["results"]
 
 
 def add(suite: str, part: str, found: Mapping[str, Any], directory: Path = RESULTS) -> Path:
     """Writes `found` into {part: ...} of the suite's results, in place of entries of the same names; the others stay. The
     environment is that of this run. For suites that are run in parts."""
-    file = directory / f"{suite}.json"
-    results = json.loads(file.read_text())["results"] if file.exists() else {}
+    results = read(suite, directory) if (directory / f"{suite}.json").exists() else {}
     return write(suite, {**results, part: results.get(part, {}) | found}, directory)
 
 
-__all__ = ["RESULTS", "add", "write"]
+__all__ = ["RESULTS", "add", "read", "write"]

@@ -7,7 +7,6 @@ noise that was recorded on one.
 
 from __future__ import annotations
 
-import json
 import random
 import zlib
 from collections.abc import Iterator
@@ -42,7 +41,7 @@ def products() -> list[Record]:
 
 def loops() -> list[Record]:
     """A measurement for each schedule of each loop, with today's predictions."""
-    found = json.loads((record.RESULTS / "gpu_loops.json").read_text())["results"]
+    found = record.read("gpu_loops")
     machine = machine_of(named(found["device"]))
     made: list[Record] = []
     for function, dtype in dict.fromkeys((cell["function"], cell["dtype"]) for cell in found["cells"]):

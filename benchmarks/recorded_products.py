@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -131,7 +129,7 @@ def machine_of(device: DeviceFacts) -> tuple[tuple[str, str], ...]:
 
 def h100(*parts: str) -> list[Record]:
     """The products of these parts of benchmarks.gpu.gemm."""
-    found = _results("gpu_gemm")
+    found = record.read("gpu_gemm")
     device = named(found["device"])
     products = [
         Product(device, row["function"], row["dtype"], tuple(row["shape"]), row["us"], row.get("batch") or 1)
@@ -146,7 +144,7 @@ def h200(*origins: str) -> list[Record]:
     device = named("H200")
     products = [
         Product(device, part["name"], part["dtype"], tuple(row["shape"]), row["us"])
-        for part in _results("gpu_cutlass")["parts"]
+        for part in record.read("gpu_cutlass")["parts"]
         for row in part["times"]
     ]
     return [each for each in _records(products) if each.measurement.origin in origins]
@@ -154,7 +152,3 @@ def h200(*origins: str) -> list[Record]:
 
 def _records(products: list[Product]) -> list[Record]:
     return [each for number, product in enumerate(products) for each in product.records(number)]
-
-
-def _results(name: str) -> Any:
-    return json.loads((record.RESULTS / f"{name}.json").read_text())["results"]

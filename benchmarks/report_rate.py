@@ -8,7 +8,6 @@ figures. `--show` measures nothing and prints the table of the results that are 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -21,6 +20,7 @@ import time
 from pathlib import Path
 
 from benchmarks import record
+from benchmarks.command import Command
 from polytile.facts import Threads
 from polytile.problem import Config, Measurement, Outcome, Problem
 from polytile.report import Column, Table, show
@@ -119,10 +119,9 @@ def table(found: dict[str, float], *notes: str) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", action="store_true", help="also write benchmarks/results/report_rate.json")
+    parser = Command(__doc__, json=True)
     parser.add_argument("--show", action="store_true", help="measure nothing and print what that file has")
-    arguments = parser.parse_args()
+    arguments = parser.parsed()
     if arguments.show:
         content = json.loads((record.RESULTS / "report_rate.json").read_text())
         where = content["environment"]

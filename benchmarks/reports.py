@@ -7,7 +7,6 @@ prints what is in them, for docs/report.md.
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record, recorded_products
+from benchmarks.command import Command
 from benchmarks.gpu.products import DTYPES
 from benchmarks.recorded_products import machine_of
 from polytile.ir.printer import type_name
@@ -113,10 +113,10 @@ def _rows(name: str, found: Report) -> Iterator[tuple[Any, ...]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Command(__doc__)
     parser.add_argument("--of", nargs="+", choices=list(REPORTS), default=list(REPORTS))
     parser.add_argument("--show", action="store_true", help="print what is in them, and write nothing")
-    given = parser.parse_args()
+    given = parser.parsed()
     reports = {name: made(name) for name in given.of}
     if given.show:
         show(table(reports))

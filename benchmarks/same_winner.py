@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.timing import OtherLoad
 from polytile.report import Column, Table, show
 from polytile.report.tables import ratio
@@ -292,7 +293,7 @@ def unsteady(found: dict[str, list[Found]]) -> list[tuple[str, str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Command(__doc__, json=True)
     parser.add_argument("--processes", type=int, default=20)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tune", choices=["auto", "thorough"], default="thorough", help="how carefully to measure")
@@ -301,9 +302,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time, of which one measures")
     parser.add_argument("--seconds", type=float, default=math.inf, help="after which no further process is begun")
     parser.add_argument("--directory", type=Path, default=Path("build/same_winner"), help="what is done is kept here")
-    parser.add_argument("--json", action="store_true", help="also write benchmarks/results/same_winner_DEVICE.json")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    given = parser.parsed()
     if given.child is not None:
         child(given.child, given.device, given.shapes)
         return

@@ -11,8 +11,6 @@ twice as long as the best, so all shares would be smaller of the whole space.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import kernel_tuner_strategies, record
+from benchmarks.command import Command
 from benchmarks.recorded import SUITES, Noisy, of_one_problem
 from polytile import options
 from polytile.dispatch.links import model
@@ -169,22 +168,20 @@ def thousandths(value: float) -> str:
     return f"{value:.3f}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--suites", nargs="+", choices=list(SUITES), default=list(SUITES))
-    parser.add_argument("--seeds", type=int, default=2, help="how often all is repeated, with other noise")
-    parser.add_argument("--json", action="store_true", help="put them into benchmarks/results/search.json")
-    parser.add_argument("--show", action="store_true", help="only print what that file has")
-    given = parser.parse_args()
-    if given.show:
-        found = json.loads((record.RESULTS / "search.json").read_text())["results"]
-    else:
-        found = {name: suite(name, given.seeds) for name in given.suites}
+def show_tables(found: Mapping[str, Any]) -> None:
     for table in tables(found):
         show(table)
-    if given.json and not given.show:
-        for name, each in found.items():
-            record.add("search", name, each)
+
+
+def main() -> None:
+    parser = Command(__doc__, "search", show_tables, json=True)
+    parser.add_argument("--suites", nargs="+", choices=list(SUITES), default=list(SUITES))
+    parser.add_argument("--seeds", type=int, default=2, help="how often all is repeated, with other noise")
+    given = parser.parsed()
+    found = {name: suite(name, given.seeds) for name in given.suites}
+    show_tables(found)
+    for name, each in found.items() if given.json else ():
+        record.add("search", name, each)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ prints the table of the results that are there, for docs/store.md:
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import postgres, record
+from benchmarks.command import Command
 from polytile.facts import Divisible, Threads
 from polytile.problem import Config, Measurement, Outcome, Problem, Resources
 from polytile.report import Column, Table, show
@@ -177,13 +177,12 @@ def committed() -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Command(__doc__, json=True)
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--each", type=int, default=10_000, help="measurements of each process")
     parser.add_argument("--stores", nargs="*", choices=["SQLite", "PostgreSQL"], default=["SQLite", "PostgreSQL"])
-    parser.add_argument("--json", action="store_true", help="also write benchmarks/results/store_rate.json")
     parser.add_argument("--show", action="store_true", help="measure nothing and print what that file has")
-    arguments = parser.parse_args()
+    arguments = parser.parsed()
     if arguments.show:
         show(committed())
         return

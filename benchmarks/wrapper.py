@@ -10,12 +10,10 @@ With --models, on a GPU, whole transformers by Python's wrapper and by C's: wall
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +22,7 @@ from torch import Tensor, nn
 
 import polytile
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.contestants import Calls, Entrant
 from benchmarks.direct import Recorded as Direct
 from benchmarks.timing import Call, compare, disturbance
@@ -214,7 +213,7 @@ def of_model(name: str, shapes: tuple[tuple[int, int], ...]) -> list[dict[str, A
     return rows
 
 
-def tables(rows: list[Mapping[str, Any]]) -> Iterator[Table]:
+def tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
     ways = (*TARGETS, PEER)
     columns: list[Column | str] = ["", "kernels", *[Column(f"µs, {way}", micros) for way in ways]]
     times = [[row["us"][way] * 1e-6 if way in row["us"] else None for way in ways] for row in rows]
@@ -238,25 +237,23 @@ def of_models(rows: list[Mapping[str, Any]]) -> Table:
     return Table.from_rows("µs of a call", columns, body)
 
 
+def show_all(programs: Sequence[Mapping[str, Any]]) -> None:
+    for table in tables(programs):
+        show(table)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Command(__doc__, "wrapper_{device}", lambda found: show_all(found["programs"]), json=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS), help="kernels of a chain")
     parser.add_argument("--models", nargs="*", choices=("llama", "gpt2", "bert"), default=[], help="whole models; needs a GPU")
-    parser.add_argument("--json", action="store_true", help="also write benchmarks/results/wrapper_DEVICE.json")
-    parser.add_argument("--show", action="store_true", help="only print the tables of that file")
-    given = parser.parse_args()
-    if given.show:
-        for table in tables(json.loads((record.RESULTS / f"wrapper_{given.device}.json").read_text())["results"]["programs"]):
-            show(table)
-        return
+    given = parser.parsed()
     for target, write in {"python": python.wrap, "c": at_once, "fx": fx.wrap}.items():
         register_backend(f"recorded {target}", functools.partial(recording, write))
     results: dict[str, Any] = {"programs": [], "models": []}
     with torch.inference_mode():
         results["programs"] = [of_chain(length, given.device) for length in given.lengths] + [of_decoder(given.device)]
-        for table in tables(results["programs"]):
-            show(table)
+        show_all(results["programs"])
         for name in given.models:
             results["models"] += of_model(name, SHAPES)
     if results["models"]:

@@ -6,9 +6,6 @@ OUT/gpu.json are of everything measured so far.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import shutil
 import time
 from pathlib import Path
@@ -17,6 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.gpu import ahead, grid, host, unseen
 from benchmarks.gpu.functions import BY_NAME, DTYPES, FUNCTIONS, SHAPES, shape_of
 from benchmarks.gpu.replay import copy_bandwidth
@@ -26,7 +24,7 @@ PARTS = ("ahead", "host", "grid", "unseen")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Command(__doc__, "gpu", report, gpu=True)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS[1:]))
     parser.add_argument("--functions", nargs="+", choices=list(BY_NAME), default=list(BY_NAME))
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=["bf16"])
@@ -35,16 +33,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=420, help="when no new cell is begun")
     parser.add_argument("--unseen-shapes", type=int, default=200)
     parser.add_argument("--unseen-seed", type=int, default=0, help="of the random shapes")
-    parser.add_argument("--out", default=os.environ.get("OUT") or str(record.RESULTS))
     parser.add_argument("--resume", help="cells of an earlier run (gpu_cells.jsonl) to go on from")
     parser.add_argument("--peers-of", type=Path, help="a result file of a device of this name, whose times of the peers to take")
-    parser.add_argument("--show", type=Path, help="only print the tables of a result file; needs no GPU")
-    given = parser.parse_args()
-    if given.show is not None:
-        report(json.loads(given.show.read_text())["results"])
-        return
-    if not torch.cuda.is_available():
-        raise SystemExit("benchmarks.gpu needs an NVIDIA GPU; this process sees none.")
+    given = parser.parsed()
     torch._dynamo.config.recompile_limit = 64
     began, out = time.monotonic(), Path(given.out)
     out.mkdir(parents=True, exist_ok=True)

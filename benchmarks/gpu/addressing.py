@@ -9,11 +9,7 @@ of 64×64. `--show FILE` prints the table of a result file and needs no GPU.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +19,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.gpu.replay import Call, copy_bandwidth, kernel_times
 from polytile.report import Table, show
 
@@ -164,17 +161,12 @@ def table(results: Mapping[str, Any]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", default=os.environ.get("OUT") or str(record.RESULTS))
-    parser.add_argument("--show", type=Path)
-    given = parser.parse_args()
-    if given.show is not None:
-        show(table(json.loads(given.show.read_text())["results"]))
-        return
+    parser = Command(__doc__, "gpu_addressing", lambda found: show(table(found)), gpu=True)
+    given = parser.parsed()
     triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
     cells = [measure(what, dtype, shape) for what in WHAT for dtype in (torch.bfloat16, torch.float32) for shape in SHAPES]
     results = {"device": torch.cuda.get_device_name(), "copy_bytes_per_second": copy_bandwidth(), "cells": cells}
-    print(record.write("gpu_addressing", results, Path(given.out)))
+    print(record.write("gpu_addressing", results, given.out))
     show(table(results))
 
 

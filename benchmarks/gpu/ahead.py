@@ -7,7 +7,6 @@ configs (grid.PEER), so that the grid's process makes both anew.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -18,8 +17,10 @@ from pathlib import Path
 import torch
 
 import polytile
+from benchmarks.command import Command
 from benchmarks.gpu import grid
 from benchmarks.gpu.functions import BY_NAME, DTYPES, TRACED, Function, Shape
+from benchmarks.gpu.product_cell import first_call
 
 WORKERS = 2
 """Compilers of each process, of either kind."""
@@ -60,18 +61,18 @@ def compile_all(function: Function, dtypes: list[str], shapes: list[Shape], peer
             calls = {**compiled, **(grid.fixed(function) if "static" in peers else {})}
             for name, call in calls.items():
                 try:
-                    grid.first_call(call, args)
+                    first_call(call, args)
                 except Exception as error:
                     print(f"ahead: {name} {function.name} {dtype} {shape}: {type(error).__name__}: {error}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Command(__doc__)
     parser.add_argument("function", choices=list(BY_NAME))
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES))
     parser.add_argument("--shapes", nargs="+", required=True)
     parser.add_argument("--peers", nargs="*", default=[])
-    given = parser.parse_args()
+    given = parser.parsed()
     torch._dynamo.config.recompile_limit = 64
     shapes = [(int(m), int(n)) for m, n in (text.split("x") for text in given.shapes)]
     try:

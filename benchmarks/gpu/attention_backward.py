@@ -9,10 +9,8 @@ DIR/gpu_attention_backward.json. `--show` prints the table of a result file.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -22,14 +20,14 @@ from typing import Any
 import torch
 
 from benchmarks import record
-from benchmarks.gpu.attention_kernels import CUDA, DTYPES, in_turns
+from benchmarks.command import Command
+from benchmarks.gpu.attention_kernels import CUDA, DTYPES, facts_of, in_turns
 from polytile.attention.arguments import make_args, operands, reference
 from polytile.attention.problem import AttentionProblem, Causal
 from polytile.candidates.attention import candidates
 from polytile.report import Table, show
 from polytile.runtime import launcher
 from polytile.runtime.cuda import device
-from polytile.schedule.facts import Facts
 
 SOURCES = ("library", "triton")
 CHECKED = 1 << 26
@@ -107,14 +105,6 @@ def exact(problem: AttentionProblem, args: list[Any]) -> list[torch.Tensor]:
     return list(operands(problem, wide).gradients)
 
 
-def facts_of(problem: AttentionProblem, size: dict[str, int]) -> Facts:
-    """What a regime knows of these sizes."""
-    strides = problem.dense_strides(size)
-    exact = tuple((name, size[name]) for name in ("Hq", "Hkv", "D", "Dv"))
-    divisible = frozenset(name for name, value in strides.items() if value % 16 == 0)
-    return Facts(divisible, frozenset(tensor.name for tensor in problem.tensors), exact=exact)
-
-
 def repeated(entry: Any, args: list[Any]) -> Callable[[int], float]:
     return lambda count: launcher.time_burst(entry, args, count)
 
@@ -145,19 +135,14 @@ def line(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    parser = Command(__doc__, "gpu_attention_backward", lambda found: table(found["rows"]), out=True)
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--only", default="", help="a word that names of generated kernels must hold")
     parser.add_argument("--without", nargs="+", default=[], help="words that no name may hold")
     parser.add_argument("--cells", type=int, default=None, help="how many cells")
     parser.add_argument("--heads", type=int, nargs="+", help="only cells with heads of these sizes")
     parser.add_argument("--add", type=Path, help="only add the cells of this result file to the one in --out; needs no GPU")
-    parser.add_argument("--show", type=Path, help="only print the table of a result file; needs no GPU")
-    options = parser.parse_args()
-    if options.show is not None:
-        table(json.loads(options.show.read_text())["results"]["rows"])
-        return
+    options = parser.parsed()
     if options.add is not None:
         add(options.add, options.out / "gpu_attention_backward.json")
         return

@@ -6,14 +6,14 @@ keys are not split; then how long the prior's first choices take beside the best
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import statistics
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.gpu.attention_kernels import Cell, regret
 from polytile.attention.triton.configs import Row, head_block, label, row_of, space, valid
 from polytile.cost import triton_attention as prior
@@ -57,9 +57,9 @@ def fit(block: Block, measured: list[tuple[Any, Any, Any, float]], device: Devic
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Command(__doc__)
     parser.add_argument("results", type=Path, help="what benchmarks.gpu.attention_kernels wrote")
-    found = json.loads(parser.parse_args().results.read_text())["results"]
+    found = record.read(parser.parsed().results)
     device = named(found["device"])
     for block, measured in sorted(samples(found["rows"], device).items()):
         off = fit(block, measured, device)

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
-import os
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks import record
+from benchmarks.command import Command
 from polytile.attention.problem import AttentionProblem, Causal
 from polytile.attention.triton.configs import label, space, valid
 from polytile.attention.triton.schedules import generate
@@ -127,14 +126,19 @@ def float32() -> Iterator[Cell]:
 PARTS = {"decode": decode, "float32": float32, "prefill": prefill}
 
 
+def facts_of(problem: AttentionProblem, size: Mapping[str, int]) -> Facts:
+    """What a regime knows of these sizes."""
+    exact = tuple((name, size[name]) for name in ("Hq", "Hkv", "D", "Dv"))
+    divisible = frozenset(name for name, value in problem.dense_strides(size).items() if value % 16 == 0)
+    return Facts(divisible, frozenset(tensor.name for tensor in problem.tensors), exact=exact)
+
+
 def candidates(cell: Cell, facts: device.DeviceFacts, names: Names = lambda name: True) -> list[Any]:
     """The generated kernels that are valid here, of these names, in the form of the cell's regime; none is compiled yet."""
     problem, size = cell.problem, cell.size
     chip = Chip(facts.sms, facts.capability >= 90)
     work = Work(problem, "attention", facts, 0, lambda config, known: generate(problem, config, known, chip))
-    divisible = frozenset(name for name, value in problem.dense_strides(size).items() if value % 16 == 0)
-    exact = tuple((name, size[name]) for name in ("Hq", "Hkv", "D", "Dv"))
-    known = Facts(divisible, frozenset(tensor.name for tensor in problem.tensors), exact=exact)
+    known = facts_of(problem, size)
     configs = [config for config in space(problem, facts) if valid(problem, config, size)]
     configs = [config for config in configs if names(label(config))]
     return [TritonCandidate(label(c), c, work, lambda _: True, lambda _: 1.0).specialise(known) for c in configs]
@@ -276,8 +280,7 @@ def regret(row: dict[str, Any]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    parser = Command(__doc__, out=True)
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--only", default="", help="a word that names of generated kernels must hold")
@@ -289,9 +292,9 @@ def main() -> None:
     parser.add_argument("--ahead", type=int, default=6, help="cells whose kernels compile ahead")
     parser.add_argument("--beside", type=Path, help="an earlier result file, whose other cells are kept")
     parser.add_argument("--show", type=Path, nargs="+", help="only print the table of result files; needs no GPU")
-    options = parser.parse_args()
+    options = parser.parsed()
     if options.show is not None:
-        runs = [json.loads(path.read_text())["results"] for path in options.show]
+        runs = [record.read(path) for path in options.show]
         (decode_table if options.parts == ["decode"] else table)(runs)
         return
     warnings.filterwarnings("ignore")  # each backend says why it refuses
@@ -301,7 +304,7 @@ def main() -> None:
 
     end, facts = time.monotonic() + options.seconds, device.facts(0)
     cells = [cell for part in options.parts for cell in PARTS[part]() if wanted(cell, options)]
-    before = json.loads(options.beside.read_text())["results"]["rows"] if options.beside else []
+    before = record.read(options.beside)["rows"] if options.beside else []
     rows: list[dict[str, Any]] = []
     ahead: dict[Cell, list[Any]] = {}
     result: dict[str, Any] = {"device": facts.name, "torch": torch.__version__, "mm_tflops": mm_rate(), "copy_gbps": copy_rate()}

@@ -11,19 +11,16 @@ eager. Results go to DIR/gpu_attention_layouts.json after each cell.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.gpu.attention_backward import repeated
 from benchmarks.gpu.attention_kernels import CUDA, in_turns
 from benchmarks.timing import compare
@@ -167,14 +164,9 @@ def report(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or record.RESULTS))
+    parser = Command(__doc__, "gpu_attention_layouts", report, gpu=True)
     parser.add_argument("--seconds", type=float, default=240.0)
-    parser.add_argument("--show", action="store_true", help="only print the tables of the file there")
-    options = parser.parse_args()
-    if options.show:
-        report(json.loads((options.out / "gpu_attention_layouts.json").read_text())["results"])
-        return
+    options = parser.parsed()
     end = time.monotonic() + options.seconds
     result: dict[str, Any] = {"device": device.facts(0).name, "whole": program(), "rows": []}
     for cell in cells():

@@ -14,17 +14,10 @@ calls `triton.next_power_of_2`. The table has the whole call, and what is left o
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import random
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -33,6 +26,8 @@ import triton.language as tl
 
 import polytile
 from benchmarks import record
+from benchmarks.command import Command
+from benchmarks.contestants import alone, own_caches
 from polytile.report import Table, show
 
 Launch = Callable[[], Any]
@@ -165,9 +160,9 @@ def measured(name: str, kernel: Any, sizes: list[tuple[int, int, int]]) -> list[
     return cells
 
 
-def tuned(tuner: str, count: int) -> dict[str, Any]:
-    """Both kernels by one tuner, in this process."""
-    draw = random.Random(0)
+def tuned(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Both kernels in this process, of {"tuner", "sizes": how many}."""
+    draw, tuner, count = random.Random(0), given["tuner"], given["sizes"]
     m, n, k = ([round(2 ** draw.uniform(4, 12)) for _ in range(count)] for _ in range(3))
     drawn = list(zip(m, n, k, strict=True))
     report: dict[str, Any] = {}
@@ -214,35 +209,22 @@ def beside(first: dict[str, Any], second: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Command(__doc__, "gpu_autotune", show_table, gpu=True)
     parser.add_argument("--sizes", type=int, default=30)
-    parser.add_argument("--tuner", choices=list(TUNERS), help="One tuner, in this process.")
     parser.add_argument("--calls", action="store_true", help="only the host times of calls")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or record.RESULTS))
-    parser.add_argument("--show", action="store_true", help="only print the table of the file there")
-    given = parser.parse_args()
-    if given.show:
-        show_table(json.loads((given.out / "gpu_autotune.json").read_text())["results"])
-        return
-    if given.tuner:
-        print(json.dumps(tuned(given.tuner, given.sizes)))
-        return
+    given = parser.parsed()
     if given.calls:
-        report = json.loads((record.RESULTS / "gpu_autotune.json").read_text())["results"]
+        report = record.read("gpu_autotune")
         report["calls"] = {"device": torch.cuda.get_device_name(), **calls()}
         record.write("gpu_autotune", report, given.out)
         show_table(report)
         return
     report = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
-    with tempfile.TemporaryDirectory() as folder:
-        for run, tuner in (("triton", "triton"), ("polytile", "polytile"), ("polytile again", "polytile")):
-            own = {"TRITON_CACHE_DIR": f"{folder}/{tuner}-triton", "POLYTILE_CACHE_DIR": f"{folder}/{tuner}"}
-            command = [sys.executable, "-m", "benchmarks.gpu.autotune", "--tuner", tuner, "--sizes", str(given.sizes)]
-            ended = subprocess.run(command, env={**os.environ, **own}, capture_output=True, text=True, check=False)
-            print(ended.stderr, file=sys.stderr)
-            if ended.returncode:
-                raise SystemExit(f"{run} ended with status {ended.returncode}.")
-            report[run] = json.loads(ended.stdout.splitlines()[-1])
+    for tuner, runs in (("triton", ("triton",)), ("polytile", ("polytile", "polytile again"))):
+        with own_caches() as caches:
+            for run in runs:
+                asked = {"tuner": tuner, "sizes": given.sizes}
+                report[run] = alone("benchmarks.gpu.autotune:tuned", asked, variables=caches)
     for name in CASES:
         report[f"{name}: polytile over triton"] = beside(report["triton"][name], report["polytile"][name])
         report[f"{name}: again over triton"] = beside(report["triton"][name], report["polytile again"][name])

@@ -12,16 +12,12 @@ empty cache is called at the sizes in random order. Each part adds to OUT/gpu_au
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +26,8 @@ import triton
 import polytile
 from benchmarks import record
 from benchmarks.autotune_matrix import first_winners, regret, unseen
+from benchmarks.command import Command
+from benchmarks.contestants import alone, own_caches
 from benchmarks.gpu.autotune import PRODUCTS, Bare, product, product_kernel
 from polytile.autotuner.candidate import name_of
 from polytile.report import Table, show
@@ -54,8 +52,9 @@ def matrix_of(sizes: list[int], until: float) -> dict[int, dict[str, float]]:
     return found
 
 
-def choices_at(sizes: list[int]) -> dict[str, Any]:
-    """What a tuner chooses, the timings and the seconds that it takes."""
+def choices_at(given: Mapping[str, int]) -> dict[str, Any]:
+    """What a tuner chooses in this process at so many unseen "sizes", the timings and the seconds that it takes."""
+    sizes = unseen(given["sizes"])
     kernel, before = polytile.autotune(PRODUCTS, ["M", "N", "K"])(product_kernel), polytile.counters["candidates_benchmarked"]
     chosen, begin = {}, time.perf_counter()
     for m in sizes:
@@ -76,7 +75,7 @@ def at_unseen(count: int, seconds: float) -> dict[str, Any]:
     begin = time.monotonic()
     matrix = matrix_of(unseen(count), begin + 0.7 * seconds)
     exhaustive = time.monotonic() - begin
-    own = choices_at(list(matrix))
+    own = choices_at({"sizes": len(matrix)})
     first = next(iter(matrix))
     winner = min(matrix[first], key=lambda name: matrix[first][name])
     return {
@@ -95,13 +94,11 @@ def in_processes(count: int, jobs: int, shared: bool) -> dict[str, Any]:
 
         def one(number: int) -> dict[str, str]:
             store = f"{folder}/store" if shared else f"{folder}/{number}"
-            own = {"TRITON_CACHE_DIR": f"{folder}/triton", "POLYTILE_CACHE_DIR": store}
-            words = [sys.executable, "-m", "benchmarks.gpu.autotune_unseen", "--child"]
-            ended = subprocess.run(words, env={**os.environ, **own}, capture_output=True, text=True, check=False)
-            if ended.returncode:
-                raise SystemExit(ended.stderr)
-            found: dict[str, str] = json.loads(ended.stdout.splitlines()[-1])["choices"]
-            return found
+            shares = {"TRITON_CACHE_DIR": f"{folder}/triton", "POLYTILE_CACHE_DIR": store}
+            with own_caches() as caches:
+                found = alone("benchmarks.gpu.autotune_unseen:choices_at", {"sizes": FEW}, variables={**caches, **shares})
+            choices: dict[str, str] = found["choices"]
+            return choices
 
         first = [] if shared else [one(0)]  # which compiles for all
         with ThreadPoolExecutor(jobs) as pool:
@@ -111,32 +108,26 @@ def in_processes(count: int, jobs: int, shared: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Command(__doc__, SUITE, show_table, gpu=True)
     parser.add_argument("--sizes", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=110.0)
     parser.add_argument("--processes", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time: quicker, and noisier")
     parser.add_argument("--ranks", action="store_true")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or record.RESULTS))
-    parser.add_argument("--show", action="store_true", help="only print the table of the file there")
-    given = parser.parse_args()
-    if given.child:
-        print(json.dumps(choices_at(unseen(FEW))))
-        return
-    if not given.show:
-        file = given.out / f"{SUITE}.json"
-        known = json.loads(file.read_text())["results"] if file.exists() else {}
-        if given.ranks:
-            known["ranks"] = in_processes(2, 2, shared=True)
-        elif given.processes:
-            known["processes"] = in_processes(given.processes, given.jobs, shared=False)
-        else:
-            with tempfile.TemporaryDirectory() as folder:
-                os.environ |= {"TRITON_CACHE_DIR": f"{folder}/triton", "POLYTILE_CACHE_DIR": f"{folder}/polytile"}
-                known["unseen"] = at_unseen(given.sizes, given.seconds)
-        record.write(SUITE, {**known, "device": torch.cuda.get_device_name()}, given.out)
-    show_table(json.loads((given.out / f"{SUITE}.json").read_text())["results"])
+    given = parser.parsed()
+    file = given.out / f"{SUITE}.json"
+    found = record.read(file) if file.exists() else {}
+    if given.ranks:
+        found["ranks"] = in_processes(2, 2, shared=True)
+    elif given.processes:
+        found["processes"] = in_processes(given.processes, given.jobs, shared=False)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ |= {"TRITON_CACHE_DIR": f"{folder}/triton", "POLYTILE_CACHE_DIR": f"{folder}/polytile"}
+            found["unseen"] = at_unseen(given.sizes, given.seconds)
+    found["device"] = torch.cuda.get_device_name()
+    record.write(SUITE, found, given.out)
+    show_table(found)
 
 
 def show_table(report: dict[str, Any]) -> None:

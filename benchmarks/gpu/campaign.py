@@ -15,11 +15,9 @@ number: the share of its sampling periods with a kernel running.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -33,9 +31,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks import record
+from benchmarks.command import Command
+from benchmarks.contestants import interrupt
+from benchmarks.encoder import FeedForward
 from polytile.campaigns.board import Board
 from polytile.report import Table, show
 from polytile.runtime.cuda.clocks import utilisation
@@ -46,22 +47,10 @@ WIDTH = 1024
 REPORT_SECONDS, SAMPLE_SECONDS, END_SECONDS = 10.0, 0.25, 8.0
 
 
-class Block(nn.Module):
-    """The products and loops of a transformer's feed-forward half."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
-
-
-def block() -> tuple[Block, list[tuple[Tensor, ...]]]:
+def block() -> tuple[FeedForward, list[tuple[Tensor, ...]]]:
     """What the campaign measures, as its spec names it."""
     torch.manual_seed(0)
-    model = Block().to("cuda", torch.bfloat16).eval()
+    model = FeedForward(WIDTH).to("cuda", torch.bfloat16).eval()
     return model, [(torch.randn(100, WIDTH, device="cuda", dtype=torch.bfloat16),)]
 
 
@@ -108,7 +97,7 @@ def measured(devices: int, lengths: int, seconds: float) -> Run:
         try:
             run = _watched(Board(root / "block"), process, begun, devices, seconds)
         finally:
-            _end(process)
+            interrupt(process, END_SECONDS)
         if not run.done:
             raise SystemExit((root / "said").read_text())
         return replace(run, rows=len(records(root / "block" / "store.sqlite3")))
@@ -152,17 +141,6 @@ def sampled(devices: int) -> Iterator[list[float]]:
         thread.join()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Stops a campaign, whose workers end at once, without waiting for its table."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
 def _stages(board: Board) -> dict[str, float]:
     sums = Counter[str]()
     for _, result in board.results(set()):
@@ -180,21 +158,17 @@ def _wait_for(workers: Path, process: subprocess.Popen[bytes]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Command(__doc__, SUITE, lambda report: show(table(report)), gpu=True)
     parser.add_argument("--lengths", type=int, default=540)
     parser.add_argument("--seconds", type=float, default=95.0, help="after which each of the two campaigns is stopped")
     parser.add_argument("--devices", type=int, nargs="+", help="default: one, and all of this machine")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or record.RESULTS))
-    parser.add_argument("--show", action="store_true", help="only print the table of the file there")
-    given = parser.parse_args()
-    if not given.show:
-        counts = given.devices or sorted({1, torch.cuda.device_count()})
-        found, device = list[Run](), torch.cuda.get_device_name()
-        for count in counts:
-            found.append(measured(count, given.lengths, given.seconds))
-            record.write(SUITE, {"device": device, "runs": [asdict(run) for run in found]}, given.out)
-            print(json.dumps(asdict(found[-1])), file=sys.stderr, flush=True)
-    show(table(json.loads((given.out / f"{SUITE}.json").read_text())["results"]))
+    given = parser.parsed()
+    report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "runs": []}
+    for count in given.devices or sorted({1, torch.cuda.device_count()}):
+        report["runs"].append(asdict(measured(count, given.lengths, given.seconds)))
+        record.write(SUITE, report, given.out)
+        print(json.dumps(report["runs"][-1]), file=sys.stderr, flush=True)
+    show(table(report))
 
 
 def table(report: dict[str, Any]) -> Table:

@@ -8,8 +8,6 @@ choices are not among those that it would have measured today.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.gpu import loops
 from benchmarks.gpu.functions import BY_NAME
 from benchmarks.timing import geomean
@@ -76,9 +75,9 @@ def table(found: Sequence[Choice]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Command(__doc__)
     parser.add_argument("file", nargs="?", type=Path, default=record.RESULTS / "gpu.json")
-    show(table([*choices(json.loads(parser.parse_args().file.read_text())["results"]["cells"])]))
+    show(table([*choices(record.read(parser.parsed().file)["cells"])]))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import argparse
 import copy
 import itertools
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +27,7 @@ from torch import Tensor, nn
 
 import polytile
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.convolution_nets import convnext, mobilenet, randomised, resnet
 from benchmarks.gpu.replay import kernel_times
 from polytile.dispatch.convolution import define_convolution
@@ -242,8 +242,7 @@ def _key(row: Mapping[str, Any]) -> tuple[str, str, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    parser = Command(__doc__, out=True)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=list(DTYPES))
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
@@ -251,10 +250,10 @@ def main() -> None:
     parser.add_argument("--beside", type=Path, help="a result file whose other rows are kept")
     parser.add_argument("--backward", action="store_true", help="time eager's derivative of the layers")
     parser.add_argument("--show", type=Path, help="only print the table of a result file; needs no GPU")
-    options = parser.parse_args()
+    options = parser.parsed()
     show_table = backward_table if options.backward else table
     if options.show is not None:
-        show_table(json.loads(options.show.read_text())["results"])
+        show_table(record.read(options.show))
         return
     rows: list[dict[str, Any]] = []
     for _ in measured(options, rows):
@@ -266,7 +265,7 @@ def main() -> None:
 
 def kept_rows(beside: Path | None) -> list[dict[str, Any]]:
     """The rows of an earlier result file, if one is given."""
-    rows: list[dict[str, Any]] = json.loads(beside.read_text())["results"]["rows"] if beside is not None else []
+    rows: list[dict[str, Any]] = record.read(beside)["rows"] if beside is not None else []
     return rows
 
 

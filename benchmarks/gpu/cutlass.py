@@ -13,22 +13,19 @@ kernel µs of one process, in turns.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import polytile
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.gpu.candidates import Trials, Tried, kernel_us
 from benchmarks.gpu.products import BATCH, LONG, Shape, at_weights
 from benchmarks.timing import geomean
@@ -289,15 +286,14 @@ def report(result: dict[str, Any], suite: Suite) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Command(__doc__, out=True)
+    parser.add_argument("--show", action="store_true", help="only print the tables of the suite's file")
     parser.add_argument("--suite", choices=SUITES, default="gpu_cutlass", help="what is measured, and the name of its file")
     parser.add_argument("--seconds", type=float, default=300.0, help="when no new size is begun")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or record.RESULTS))
-    parser.add_argument("--show", action="store_true", help="only print the tables of the suite's file")
-    given = parser.parse_args()
+    given = parser.parsed()
     suite = SUITES[given.suite]
     if given.show:
-        report(json.loads((given.out / f"{given.suite}.json").read_text())["results"], suite)
+        report(record.read(given.suite, given.out), suite)
         return
     result = measured(suite, given.seconds, lambda found: record.write(given.suite, found, given.out))
     record.write(given.suite, result, given.out)

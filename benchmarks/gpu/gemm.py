@@ -13,8 +13,6 @@ sizes, on which the prior is fitted.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +22,7 @@ from typing import Any, Protocol
 import torch
 
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.compilers import copied
 from benchmarks.gpu import hints, products, tuning
 from benchmarks.gpu.candidates import TRIED, Trials, every_candidate
@@ -55,7 +54,7 @@ class Work(Protocol):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Command(__doc__, "gpu_gemm", report, gpu=True)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=["square", "thin", "epilogue", "matrix", "pairs"])
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
     parser.add_argument("--functions", nargs="+", help="only functions of these names, of parts that have several")
@@ -64,20 +63,13 @@ def main() -> None:
     parser.add_argument("--ahead", action="store_true", help="compile for later cells meanwhile, and time no first call")
     parser.add_argument("--peer", action="store_true", help="the peer's max-autotune, compiled for each shape alone, too")
     parser.add_argument("--seconds", type=float, default=500, help="when no new cell is begun")
-    parser.add_argument("--out", default=os.environ.get("OUT") or str(record.RESULTS))
     parser.add_argument("--suite", default="gpu_gemm", help="name of the result file: one for each device")
     parser.add_argument("--resume", type=Path, nargs="*", default=[], help="cells of earlier runs to go on from")
     parser.add_argument("--again", nargs="*", default=[], help="revisions whose cells are measured once more")
-    parser.add_argument("--show", type=Path, help="only print the tables of a result file; needs no GPU")
-    given = parser.parse_args()
-    if given.show is not None:
-        report(json.loads(given.show.read_text())["results"])
-        return
-    if not torch.cuda.is_available():
-        raise SystemExit("benchmarks.gpu.gemm needs an NVIDIA GPU; this process sees none.")
+    given = parser.parsed()
     torch._dynamo.config.recompile_limit = 256
     signal.signal(signal.SIGTERM, _ended)
-    deadline, out = time.monotonic() + given.seconds, Path(given.out)
+    deadline, out = time.monotonic() + given.seconds, given.out
     cells = Cells(out / "gpu_gemm_cells.jsonl", given.again)
     for file in given.resume:
         cells.take(file)

@@ -9,11 +9,9 @@ time of the first call at each length and of later ones, graphs and their memory
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 import json
-import os
 import random
 import statistics
 import threading
@@ -29,6 +27,8 @@ from torch import Tensor, nn
 
 import polytile
 from benchmarks import record
+from benchmarks.command import Command
+from benchmarks.gpu.host_time import timed
 from polytile.compiler.programs import compiled_programs
 from polytile.compiler.tiers import wait_until_built
 from polytile.runtime import compile as compiling
@@ -249,14 +249,7 @@ def host_us(call: Callable[[], Any], calls: int = 30, rounds: int = 15) -> float
 
 def waited_us(call: Callable[[], Any], rounds: int = 100) -> float:
     """µs of a call whose end is waited for."""
-    taken = []
-    for _ in range(rounds):
-        torch.cuda.synchronize()
-        begun = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        taken.append((time.perf_counter() - begun) * 1e6)
-    return statistics.median(taken)
+    return statistics.median(timed(call, rounds)[0])
 
 
 def kernel_us(call: Callable[[], Any]) -> float:
@@ -342,14 +335,11 @@ def of_lengths(layers: int = 16, count: int = 100) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Command(__doc__, gpu=True)
     parts = [*CHECKS, "llama", "gpt2", "bert", "lengths"]
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--seconds", type=float, default=500)
-    parser.add_argument("--out", default=os.environ.get("OUT") or str(record.RESULTS))
-    given = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit("benchmarks.gpu.graphs needs an NVIDIA GPU; this process sees none.")
+    given = parser.parsed()
     torch._dynamo.config.recompile_limit = 64
     deadline = time.monotonic() + given.seconds
     results: dict[str, Any] = {}

@@ -21,6 +21,7 @@ import polytile
 from benchmarks.compilers import copied
 from benchmarks.environment import revision
 from benchmarks.gpu.functions import DTYPES, SHAPES, TRACED, Function, Shape
+from benchmarks.gpu.product_cell import first_call
 from benchmarks.gpu.replay import kernel_times, wall_times
 
 OPTIONS = {"random": "philox"}
@@ -123,7 +124,7 @@ def _cells(
 ) -> Iterator[dict[str, Any]]:
     compiled = fresh(function, peers)
     known: set[str] = set()
-    first = {name: first_call(call, function.make(TRACED, DTYPES[dtype])) for name, call in compiled.items()}
+    first = {name: first_call(call, function.make(TRACED, DTYPES[dtype]))[1] for name, call in compiled.items()}
     at_first = new_decisions(known)
     for shape in shapes:
         if time.monotonic() > deadline:
@@ -160,19 +161,11 @@ def fixed(function: Function) -> dict[str, Callable[..., Any]]:
     return {"static": torch.compile(copied(function.run, "fixed"), dynamic=False, options={**PEER})}
 
 
-def first_call(call: Callable[..., Any], args: tuple[Any, ...]) -> float:
-    """Seconds of a call, the device's work included."""
-    began = time.perf_counter()
-    call(*args)
-    torch.cuda.synchronize()
-    return round(time.perf_counter() - began, 3)
-
-
 def _cell(
     function: Function, compiled: dict[str, Callable[..., Any]], args: tuple[Any, ...], static: bool
 ) -> dict[str, Any]:
     calls = {**compiled, **(fixed(function) if static else {})}
-    new_shape = {name: first_call(call, args) for name, call in calls.items()}
+    new_shape = {name: first_call(call, args)[1] for name, call in calls.items()}
     bound = {name: _bound(call, args) for name, call in {"eager": function.run, **calls}.items()}
     times = {"us": kernel_times(bound), "wall_us": wall_times(bound)}
     return {**times, "first_call_at_shape_s": new_shape, "wrong": _wrong(function, compiled, args)}

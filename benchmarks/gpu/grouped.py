@@ -11,13 +11,9 @@ Times are kernel µs of one process, in turns. Results go to OUT/gpu_grouped.jso
 
 from __future__ import annotations
 
-import argparse
 import functools
-import json
-import os
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +22,7 @@ from torch import Tensor
 
 import polytile
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.experts import Decoder, Sizes
 from benchmarks.gpu.candidates import kernel_us
 from benchmarks.gpu.product_cell import first_call
@@ -262,19 +259,12 @@ def report(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Command(__doc__, "gpu_grouped", report, gpu=True)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--seconds", type=float, default=480)
-    parser.add_argument("--out", default=os.environ.get("OUT") or str(record.RESULTS))
-    parser.add_argument("--show", action="store_true", help="only print the tables of the file there")
-    given = parser.parse_args()
-    if given.show:
-        report(json.loads((Path(given.out) / "gpu_grouped.json").read_text())["results"])
-        return
-    if not torch.cuda.is_available():
-        raise SystemExit("benchmarks.gpu.grouped needs an NVIDIA GPU; this process sees none.")
+    given = parser.parsed()
     torch._dynamo.config.recompile_limit = 64
-    began, out = time.monotonic(), Path(given.out)
+    began = time.monotonic()
     result: dict[str, Any] = {"device": accelerator(), **{part: [] for part in PARTS}}
     for place, part in enumerate(given.parts):
         left = began + given.seconds - time.monotonic()
@@ -282,7 +272,7 @@ def main() -> None:
         try:
             {"right": right, "products": products, "model": model}[part](result, deadline)
         finally:
-            record.write("gpu_grouped", result, out)
+            record.write("gpu_grouped", result, given.out)
     report(result)
 
 

@@ -11,18 +11,15 @@ the case says that it is not settled. Results go to OUT/gpu_host_time.json.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import collections
 import contextlib
 import functools
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -31,6 +28,7 @@ from torch import Tensor, nn
 
 import polytile
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.gpu import models
 from polytile.candidates.candidate import READY_MADE
 from polytile.candidates.entries import PythonEntry
@@ -74,17 +72,10 @@ CASES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Command(__doc__, "gpu_host_time", lambda found: report(found["cells"]), gpu=True)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--seconds", type=float, default=140)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or record.RESULTS))
-    parser.add_argument("--show", type=Path, help="only print the tables of a result file; needs no GPU")
-    given = parser.parse_args()
-    if given.show is not None:
-        report(json.loads(given.show.read_text())["results"]["cells"])
-        return
-    if not torch.cuda.is_available():
-        raise SystemExit("benchmarks.gpu.host_time needs an NVIDIA GPU; this process sees none.")
+    given = parser.parsed()
     deadline, cells = time.monotonic() + given.seconds, []
     with torch.inference_mode():
         for place, name in enumerate(given.cases):
@@ -152,20 +143,26 @@ Call = Callable[[], Any]
 CALLS = 30
 
 
-def single_call(call: Call) -> tuple[float, float]:
-    """Microseconds of one call until the device has ended, and until it returns; medians."""
+def timed(call: Call, calls: int) -> tuple[list[float], list[float]]:
+    """Microseconds of calls that begin when the device is idle, until it is idle again, and until they return."""
     whole, host = [], []
-    for _ in range(5):
-        call()
-    for _ in range(CALLS):
+    for _ in range(calls):
         torch.cuda.synchronize()
         began = time.perf_counter()
         call()
         returned = time.perf_counter()
         torch.cuda.synchronize()
-        whole.append(time.perf_counter() - began)
-        host.append(returned - began)
-    return round(statistics.median(whole) * 1e6, 1), round(statistics.median(host) * 1e6, 1)
+        whole.append((time.perf_counter() - began) * 1e6)
+        host.append((returned - began) * 1e6)
+    return whole, host
+
+
+def single_call(call: Call) -> tuple[float, float]:
+    """Medians of `timed`, once warm."""
+    for _ in range(5):
+        call()
+    whole, host = timed(call, CALLS)
+    return round(statistics.median(whole), 1), round(statistics.median(host), 1)
 
 
 MOST_NAMED = 12

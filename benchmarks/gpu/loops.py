@@ -7,10 +7,7 @@ by.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import polytile
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.compilers import copied
 from benchmarks.gpu import candidates, unseen
 from benchmarks.gpu.functions import BY_NAME, DTYPES, SHAPES, TRACED, Function, Shape, shape_of
@@ -178,27 +176,26 @@ def _regret(row: Mapping[str, Any]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Command(__doc__, out=True)
     parser.add_argument("--functions", nargs="+", choices=list(BY_NAME), default=["column_sum"])
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
     parser.add_argument("--shapes", type=int, default=22)
     parser.add_argument("--at", nargs="+", help="shapes instead of those, as 64x131072")
     parser.add_argument("--near", type=float, default=NEAR, help="measured are candidates up to so many times the best")
     parser.add_argument("--seconds", type=float, default=110)
-    parser.add_argument("--out", default=os.environ.get("OUT") or str(record.RESULTS))
     parser.add_argument("--judge", nargs="?", type=Path, const=record.RESULTS / "gpu_loops.json")
-    given = parser.parse_args()
+    given = parser.parsed()
     if given.judge is not None:
-        results = json.loads(given.judge.read_text())["results"]
+        results = record.read(given.judge)
         unseen_rows = [{**row, "us": row["candidates_us"]} for row in results.get("unseen", ()) if "candidates_us" in row]
         show(table(judged([*unseen_rows, *(row for row in results["cells"] if "predicted_us" in row)])))
         return
-    cells = Cells(Path(given.out) / "gpu_loops_cells.jsonl")
+    cells = Cells(given.out / "gpu_loops_cells.jsonl")
     functions = [BY_NAME[name] for name in given.functions]
     wanted = [shape_of(text) for text in given.at] if given.at else shapes(given.shapes)
     run(functions, given.dtypes, wanted, cells, time.monotonic() + given.seconds, given.near)
     show(table(cells.rows))
-    print(record.write("gpu_loops", {"cells": cells.rows, "device": torch.cuda.get_device_name()}, Path(given.out)))
+    print(record.write("gpu_loops", {"cells": cells.rows, "device": torch.cuda.get_device_name()}, given.out))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ Asked are candidates of the unseen shapes of a result file that take up to NEAR 
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import re
 import statistics
@@ -19,6 +17,7 @@ from typing import Any
 import triton
 
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.gpu.functions import BY_NAME
 from benchmarks.gpu.loops import Kernel
 from polytile.codegen.triton.compile import to_cubin
@@ -74,11 +73,11 @@ def compared(rows: list[dict[str, Any]], every: int) -> Iterator[tuple[str, str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Command(__doc__)
     parser.add_argument("results", nargs="?", type=Path, default=record.RESULTS / "gpu.json")
     parser.add_argument("--every", type=int, default=8, help="one in so many candidates is compiled")
-    given = parser.parse_args()
-    rows = json.loads(given.results.read_text())["results"]["unseen"]
+    given = parser.parsed()
+    rows = record.read(given.results)["unseen"]
     ratios: dict[tuple[str, str], list[float]] = {}
     for function, what, predicted, found in compared([row for row in rows if row["function"] != "gelu"], given.every):
         ratios.setdefault((function, what), []).append(math.log(predicted / found) if predicted and found else 0.0)

@@ -10,10 +10,7 @@ Cells go to OUT/gpu_models_cells.jsonl as they are measured; `--resume` goes on 
 
 from __future__ import annotations
 
-import argparse
 import functools
-import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +21,7 @@ from torch import Tensor, nn
 
 import polytile
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.gpu.grid import Cells
 from benchmarks.gpu.product_cell import first_call
 from benchmarks.gpu.products_ahead import Compiled
@@ -95,21 +93,14 @@ CONTESTANTS = ("eager", "polytile", *PEERS)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Command(__doc__, "gpu_models", lambda found: report(found["cells"]), gpu=True)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS))
     parser.add_argument("--seconds", type=float, default=240)
-    parser.add_argument("--out", default=os.environ.get("OUT") or str(record.RESULTS))
     parser.add_argument("--resume", type=Path, nargs="*", default=[])
-    parser.add_argument("--show", type=Path, help="only print the tables of a result file; needs no GPU")
-    given = parser.parse_args()
-    if given.show is not None:
-        report(json.loads(given.show.read_text())["results"]["cells"])
-        return
-    if not torch.cuda.is_available():
-        raise SystemExit("benchmarks.gpu.models needs an NVIDIA GPU; this process sees none.")
+    given = parser.parsed()
     torch._dynamo.config.recompile_limit = 64
-    deadline, out = time.monotonic() + given.seconds, Path(given.out)
+    deadline, out = time.monotonic() + given.seconds, given.out
     cells = Cells(out / "gpu_models_cells.jsonl")
     for file in given.resume:
         cells.take(file)

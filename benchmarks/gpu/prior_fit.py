@@ -9,10 +9,8 @@ and a little of the predictions' own errors near the best. Needs no GPU.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.timing import geomean
 from polytile.candidates.triton_matmul import label, traits
 from polytile.cost.product_constants import FITTED, Constants
@@ -176,14 +175,13 @@ def held_out(found: Sequence[Shape], folds: int, device: DeviceFacts) -> list[Be
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Command(__doc__, out=True)
     parser.add_argument("--folds", type=int, default=5)
-    parser.add_argument("--results", default=str(record.RESULTS / "gpu_gemm.json"))
+    parser.add_argument("--results", type=Path, default=record.RESULTS / "gpu_gemm.json")
     parser.add_argument("--device", default="H100")
-    parser.add_argument("--out", default=str(record.RESULTS))
-    given = parser.parse_args()
+    given = parser.parsed()
     device = named(given.device)
-    rows = json.loads(Path(given.results).read_text())["results"]["cells"]
+    rows = record.read(given.results)["cells"]
     found = shapes([row for row in rows if row["part"] == "candidates"], device)
     every = fitted(found, device, Constants())
     verdicts = {
@@ -202,7 +200,7 @@ def main() -> None:
         "verdicts": {name: dataclasses.asdict(v) for name, v in verdicts.items()},
         "fitted": dataclasses.asdict(every), "committed": dataclasses.asdict(FITTED), "folds": given.folds,
     }  # fmt: skip
-    print(record.write("gpu_prior_fit", results, Path(given.out)))
+    print(record.write("gpu_prior_fit", results, given.out))
 
 
 if __name__ == "__main__":

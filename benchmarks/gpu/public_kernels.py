@@ -11,8 +11,6 @@ from each other.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import tempfile
 import time
@@ -25,6 +23,7 @@ import triton
 
 import polytile
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.gpu.public import DECORATOR, NAMES, POLYTILES, Run, loaded
 from benchmarks.timing import geomean
 from polytile.report import Table, show
@@ -81,15 +80,10 @@ def chosen(module: Any) -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Command(__doc__, "gpu_public_kernels", show_table, gpu=True)
     parser.add_argument("--seconds", type=float, default=85.0, help="no kernel is begun after that")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or record.RESULTS))
-    parser.add_argument("--show", action="store_true", help="only print the table of the file there")
-    given = parser.parse_args()
-    if given.show:
-        show_table(json.loads((given.out / "gpu_public_kernels.json").read_text())["results"])
-        return
+    given = parser.parsed()
     begin, rows, failed = time.monotonic(), list[dict[str, Any]](), dict[str, str]()
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"TRITON_CACHE_DIR": f"{folder}/triton", "POLYTILE_CACHE_DIR": f"{folder}/polytile"}

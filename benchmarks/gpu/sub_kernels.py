@@ -6,13 +6,10 @@ Writes benchmarks/results/gpu_sub_kernels.json, or $OUT/gpu_sub_kernels.json.
 
 from __future__ import annotations
 
-import argparse
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +17,7 @@ from torch import Tensor
 
 import polytile
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.compilers import copied
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.report import Column, Table, show
@@ -150,13 +148,10 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Command(__doc__, gpu=True)
     parser.add_argument("--functions", nargs="+", choices=[case.name for case in CASES], default=[case.name for case in CASES])
     parser.add_argument("--seconds", type=float, default=300, help="when no new function is begun")
-    parser.add_argument("--out", default=os.environ.get("OUT") or str(record.RESULTS))
-    given = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit("benchmarks.gpu.sub_kernels needs an NVIDIA GPU; this process sees none.")
+    given = parser.parsed()
     torch.manual_seed(0)
     torch._dynamo.config.recompile_limit = 10_000
     began, rows = time.monotonic(), list[dict[str, Any]]()
@@ -164,7 +159,7 @@ def main() -> None:
         for case in CASES:
             if case.name in given.functions and time.monotonic() - began < given.seconds:
                 rows += forced(case, [torch.randn(shape, device="cuda") for shape in case.shapes])
-                record.write("gpu_sub_kernels", {"device": torch.cuda.get_device_name(), "rows": rows}, Path(given.out))
+                record.write("gpu_sub_kernels", {"device": torch.cuda.get_device_name(), "rows": rows}, given.out)
     show(table(rows))
 
 

@@ -7,7 +7,6 @@ another function comes first, so that what it imports does not count either.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.command import Command
 from benchmarks.compilers import copied
 from benchmarks.gpu import products
 from benchmarks.gpu.grid import Cells
@@ -59,11 +59,11 @@ def measure(_: str, deadline: float, cells: Cells) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Command(__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--again", nargs="*", default=[])
-    given = parser.parse_args()
+    given = parser.parsed()
     deadline, cells = time.monotonic() + given.seconds, Cells(given.file, given.again)
     x = torch.randn(64, 64, device="cuda")
     torch.compile(copied(plus_one, "ours"), backend="polytile", dynamic=True)(x)

@@ -12,21 +12,18 @@ are (`polytile[cutlass]`). Times are kernel µs of one process, in turns.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import os
 import random
 import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import polytile
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.gpu.candidates import Trials, Tried, spread
 from benchmarks.gpu.grid import Cells
 from benchmarks.gpu.products import Shape
@@ -139,16 +136,11 @@ def report(results: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Command(__doc__, SUITE, report, gpu=True)
     parser.add_argument("--seconds", type=float, default=80.0, help="when no new size is begun")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or record.RESULTS))
     parser.add_argument("--anew", action="store_true", help="do not go on from the committed file")
-    parser.add_argument("--show", action="store_true", help="only print the tables of the committed file")
-    given = parser.parse_args()
+    given = parser.parsed()
     committed = record.RESULTS / f"{SUITE}.json"
-    if given.show:
-        report(json.loads(committed.read_text())["results"])
-        return
     deadline, cells = time.monotonic() + given.seconds, Cells(given.out / f"{SUITE}_cells.jsonl")
     if committed.exists() and not given.anew:
         cells.take(committed)

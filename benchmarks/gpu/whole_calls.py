@@ -18,12 +18,10 @@ file's tables.
 
 from __future__ import annotations
 
-import argparse
 import concurrent.futures
 import contextlib
 import functools
 import json
-import os
 import statistics
 import tempfile
 import time
@@ -38,6 +36,7 @@ from torch import Tensor
 
 import polytile
 from benchmarks import record
+from benchmarks.command import Command
 from benchmarks.contestants import Entrant, Values, tune_in_turn
 from benchmarks.gpu import host_time, models
 from benchmarks.gpu.replay import kernel_times
@@ -188,18 +187,9 @@ class Contestant:
 
 
 def timed(call: Callable[[], Any]) -> list[list[float]]:
-    """Microseconds of calls that begin when the device is idle, until it is idle again, and until they return."""
-    whole, host = [], []
+    """What `host_time.timed` gives, after one call more."""
     call()
-    for _ in range(CALLS):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        call()
-        returned = time.perf_counter()
-        torch.cuda.synchronize()
-        whole.append((time.perf_counter() - began) * 1e6)
-        host.append((returned - began) * 1e6)
-    return [whole, host]
+    return list(host_time.timed(call, CALLS))
 
 
 def _seen(seen: list[tuple[Any, list[Any]]], program: Any, arguments: Sequence[Any]) -> int:
@@ -208,18 +198,13 @@ def _seen(seen: list[tuple[Any, list[Any]]], program: Any, arguments: Sequence[A
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Command(__doc__, "gpu_whole_calls", lambda found: report(found["cells"]), out=True)
     parser.add_argument("--models", nargs="+", choices=list(host_time.CASES), default=list(host_time.CASES))
     parser.add_argument("--contestants", nargs="+", choices=list(PROCESSES), default=list(PROCESSES))
     parser.add_argument("--seconds", type=float, default=240)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or record.RESULTS))
     parser.add_argument("--beside", type=Path, help="a file whose cells are kept where this run has none")
     parser.add_argument("--made", type=Path, help="a file of a run that was made elsewhere; needs no GPU")
-    parser.add_argument("--show", type=Path, help="only print the tables of a result file; needs no GPU")
-    given = parser.parse_args()
-    if given.show is not None:
-        report(json.loads(given.show.read_text())["results"]["cells"])
-        return
+    given = parser.parsed()
     before = dated(given.beside) if given.beside else []
     if given.made is not None:
         made = json.loads(given.made.read_text())

@@ -128,7 +128,7 @@ def show_all(directory: Path) -> None:
     for device in DEVICES:
         file = directory / f"stream_{device}.json"
         if file.exists():
-            for workload, result in json.loads(file.read_text())["results"]["workloads"].items():
+            for workload, result in record.read(file)["workloads"].items():
                 tables(workload.partition(",")[0], result["device"], result)
     print("\n\n".join(NOTES))
 

@@ -18,9 +18,10 @@ from polytile.campaigns.board import Board, Unit, work_of
 from polytile.problem import Problem
 from polytile.runtime.device import kind_of
 from polytile.store import jsonl
-from polytile.store.reading import Record
-from polytile.store.records import Identity, Reading, reading_of
-from polytile.tuning.decide import Entrant, combine, doubtful, noise_band
+from polytile.store.reading import Record, grouped
+from polytile.store.records import Reading, reading_of
+from polytile.tuning.decide import doubtful, noise_band
+from polytile.tuning.standings import standings
 
 MOST = 5
 """Maximum number of processes for a unit whose choice stays in doubt, as a multiple of `processes`."""
@@ -55,25 +56,16 @@ def units_in_doubt(board: Board, found: Collection[str], processes: int) -> list
 
 def in_doubt(records: Iterable[Record]) -> bool:
     """Whether another process may change the choice for one of the measured problems."""
-    problems: dict[Problem, list[Record]] = {}
-    for record in records:
-        problems.setdefault(record.measurement.problem, []).append(record)
+    problems = grouped(records, lambda one: one.problem)
     return any(_in_doubt(problem, measured) for problem, measured in problems.items())
 
 
 def _in_doubt(problem: Problem, measured: Sequence[Record]) -> bool:
-    readings: dict[Identity, list[Reading]] = {}
-    entrants: dict[Identity, Entrant] = {}
-    for record in measured:
-        one, reading = record.measurement, reading_of(record.measurement)
-        readings.setdefault(reading.who, []).append(reading)
-        predicted = math.inf if one.predicted is None else one.predicted
-        entrants[reading.who] = Entrant.known(predicted, one.config, one.origin, problem.family)
-    spread = spread_of(readings.values())
-    scores = combine(itertools.chain.from_iterable(readings.values()))
+    found = standings(measured)
+    spread = spread_of([reading_of(one) for one in standing.measured] for standing in found.values())
     error = SURE * OF_MEDIANS * spread
-    judged = [replace(score, noise=error / math.sqrt(max(1, score.times))) for score in scores.values()]
-    return doubtful(judged, noise_band(kind_of(problem.device)), [entrants[who] for who in scores])
+    judged = [replace(s.score, noise=error / math.sqrt(max(1, s.score.times))) for s in found.values()]
+    return doubtful(judged, noise_band(kind_of(problem.device)), [standing.entrant for standing in found.values()])
 
 
 def spread_of(candidates: Iterable[Sequence[Reading]]) -> float:

@@ -4,6 +4,7 @@ recorded."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -46,10 +47,10 @@ class Traced:
         self.units[unit.id] = replace(unit, weight=unit.weight + known.weight) if known else unit
 
 
-def settings(store: str, search: str) -> dict[str, Any]:
+def tracing(store: str, search: str) -> AbstractContextManager[None]:
     """Options for tracing models and making choices: nothing is measured, and candidates are those of the workers."""
     own = {"store": store, "persist": True, "stall": "compile", "tune": "off", "race_eager": False}
-    return {**SEARCHES[search], **own}
+    return options.override(**{**SEARCHES[search], **own})
 
 
 def trace(spec: Spec, resolve: Resolve, tell: Tell) -> Traced:
@@ -132,8 +133,3 @@ def _trace_calls(kernel: KernelCalls, spec: Spec, resolve: Resolve, traced: Trac
 
 def _shapes(args: Sequence[Any]) -> str:
     return ",".join("x".join(map(str, arg.shape)) for arg in args if isinstance(arg, torch.Tensor))
-
-
-def tracing(store: str, search: str) -> Any:
-    """Within the block, kernels are defined for `trace`, and decide as `results` needs."""
-    return options.override(**settings(store, search))

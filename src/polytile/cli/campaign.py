@@ -181,14 +181,8 @@ def sentence(status: Status) -> str:
 def _progress(board: Board) -> Iterator[Callable[[Status, Result | None], None]]:
     """A bar on a terminal, a line for each unit elsewhere."""
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+
+    from polytile.report.progress import bars
 
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -200,20 +194,13 @@ def _progress(board: Board) -> Iterator[Callable[[Status, Result | None], None]]
 
         yield tell
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as bars:
-        task = bars.add_task("units", total=None)
+    with bars(console) as shown:
+        task = shown.add_task("units", total=None)
 
         def draw(status: Status, result: Result | None) -> None:
             failed = f", {len(status.failed)} failed" if status.failed else ""
             described = f"{_workers(status)}{failed}"
-            bars.update(task, description=described, completed=status.done, total=status.units)
+            shown.update(task, description=described, completed=status.done, total=status.units)
 
         yield draw
 

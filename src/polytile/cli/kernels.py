@@ -15,7 +15,7 @@ from polytile.errors import StoreError
 from polytile.problem import Problem
 from polytile.runtime import cache
 from polytile.store.place import Place, Server
-from polytile.store.reading import Record, records
+from polytile.store.reading import Record, grouped, records
 
 SOURCE = re.compile(r"(?P<name>.+_(?P<digest>[0-9a-f]{8}))-[0-9a-f]{24}\.(cpp|py)")
 SOURCES = ("kernels/*.cpp", "cubins/*.py")
@@ -44,9 +44,7 @@ class Kernel:
 
 def kernels(store: Place) -> list[Kernel]:
     """Every kernel of the store, by name. Raises StoreError where the store cannot be read."""
-    by_digest: dict[str, list[Record]] = {}
-    for record in records(store):
-        by_digest.setdefault(record.measurement.problem.kernel, []).append(record)
+    by_digest = grouped(records(store), lambda one: one.problem.kernel)
     known = names_beside(store)
     made = [Kernel(digest, names_of(rows[0].measurement.problem, known), tuple(rows)) for digest, rows in by_digest.items()]
     return sorted(made, key=lambda kernel: kernel.name)

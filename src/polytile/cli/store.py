@@ -34,18 +34,15 @@ class Format(str, enum.Enum):
 def list_store(store: StorePlace = None) -> None:
     """List the devices and environments of the store, and how much was measured in each."""
     from polytile.report import Column, Table, show
+    from polytile.report.overview import places
     from polytile.report.tables import count
-    from polytile.store.reading import Record, records
+    from polytile.store.reading import records
 
     place = store_at(store)
-    groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[Record]] = {}
-    for record in records(place):
-        groups.setdefault((record.measurement.problem.device, record.measurement.environment), []).append(record)
-    rows = []
-    for (device, environment), group in groups.items():
-        problems = {record.measurement.problem for record in group}
-        counts = len({problem.kernel for problem in problems}), len(problems), len(group)
-        rows.append((device, environment_text(dict(environment)), *counts, date(group[-1].taken_at)))
+    rows = [
+        (each.device, environment_text(dict(each.environment)), each.kernels, each.problems, each.measurements, date(each.newest))
+        for each in places(records(place))
+    ]
     numbers = [Column(name, count) for name in ("kernels", "problems", "measurements")]
     show(Table.from_rows(f"Measurements in {place}", ["device", "environment", *numbers, "newest"], sorted(rows)))
 

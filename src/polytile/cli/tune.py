@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import polytile
 from polytile import options, store
@@ -22,7 +21,7 @@ from polytile.dispatch.decision import Decision
 from polytile.dispatch.registry import alive
 from polytile.facts import Regime
 from polytile.report import Column, Table, show
-from polytile.report.progress import described
+from polytile.report.progress import bars, described
 from polytile.report.tables import micros
 from polytile.tuning import progress
 from polytile.tuning.budget import Campaign, campaign
@@ -152,19 +151,16 @@ def _progress(console: Console, total: int) -> Iterator[Tell]:
             f"[{next(done)}/{total}] {text}", markup=False, highlight=False, soft_wrap=True
         )
         return
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=console) as bars:
-        calls = bars.add_task("calls", total=total)
-        problem = bars.add_task("", total=1, visible=False)
+    with bars(console) as shown:
+        calls = shown.add_task("calls", total=total)
+        problem = shown.add_task("", total=1, visible=False)
 
         def tell(text: str) -> None:
-            bars.console.print(text, markup=False, highlight=False)
-            bars.advance(calls)
+            shown.console.print(text, markup=False, highlight=False)
+            shown.advance(calls)
 
         def watch(step: progress.Step) -> None:
-            bars.update(
+            shown.update(
                 problem, description=escape(described(step)), completed=step.checked, total=step.candidates,
                 visible=not step.finished,
             )  # fmt: skip

@@ -20,7 +20,7 @@ from polytile.facts import Fact, Threads
 from polytile.problem import Problem
 from polytile.runtime import regime
 from polytile.runtime.device import kind_of
-from polytile.store.reading import Record
+from polytile.store.reading import Record, grouped
 from polytile.store.records import Identity
 from polytile.tuning.decide import noise_band, pick
 from polytile.tuning.standings import Standing, standings
@@ -95,7 +95,7 @@ def why(kernel: Kernel, sizes: Mapping[str, int], here: Here, plan: tuple[str, P
         pinned = [p for p in of_kernel if p.regime.admits(sizes)]
         if pinned:
             return [Why(asked, p.candidate, f"pinned by {name} for {p.regime}") for p in pinned]
-    groups = _groups(kernel.records)
+    groups = grouped(kernel.records, lambda one: (one.problem, one.environment))
     near = sorted(groups, key=lambda key: _distance(key, sizes, here))
     exact = [key for key in near if not differences(key, sizes, here)]
     if exact:
@@ -154,13 +154,6 @@ def _distance(key: Key, sizes: Mapping[str, int], here: Here) -> tuple[Any, ...]
     others = len(differences(key, dict(problem.sizes), here))
     octaves = [abs(math.log2(max(size, 1) / max(sizes[name], 1))) for name, size in problem.sizes]
     return others, not same_regime(key, sizes, here), max(octaves, default=0.0), problem.key
-
-
-def _groups(records: Sequence[Record]) -> dict[Key, list[Record]]:
-    groups: dict[Key, list[Record]] = {}
-    for record in records:
-        groups.setdefault((record.measurement.problem, record.measurement.environment), []).append(record)
-    return groups
 
 
 def _answer(records: Sequence[Record], provenance: str, differs: tuple[str, ...] = ()) -> Why:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Sizes = Mapping[str, int]
-Args = tuple[Any, ...]
+Operand = Callable[[Sizes, torch.dtype, torch.device], Tensor]
 
 WAYS = ("any", "power", "multiple", "odd")
 STEPS = (8, 16, 32, 64, 128)
@@ -26,26 +26,22 @@ STEPS = (8, 16, 32, 64, 128)
 
 @dataclass(frozen=True)
 class Operation:
-    """A function to compile.
-
-    Attributes
-    ----------
-    family
-        The family of its problems.
-    make
-        `make(sizes, dtype, device)` returns its arguments.
-    ranges
-        Minimum and maximum of each size.
-    work
-        The work, which must not exceed a device's limit: multiply-adds of products, elements of loops.
-    """
+    """A function to compile, the family of its problems, the minimum and maximum of each size, and what makes its arguments."""
 
     name: str
     family: str
-    run: Callable[..., Any]
-    make: Callable[[Sizes, torch.dtype, torch.device], Args]
     ranges: Mapping[str, tuple[int, int]]
-    work: Callable[[Sizes], int]
+    run: Callable[..., Any]
+    operands: tuple[Operand, ...]
+
+    def make(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+        """Its arguments."""
+        return tuple(operand(sizes, dtype, device) for operand in self.operands)
+
+    @staticmethod
+    def work(sizes: Sizes) -> int:
+        """The work, which must not exceed a device's limit: multiply-adds of products, elements of loops."""
+        return math.prod(sizes.values())
 
     def sizes(self, number: int, seed: int, limit: int) -> dict[str, int]:
         """The sizes of problem `number`, with at most `limit` work."""
@@ -68,40 +64,22 @@ def _drawn(draw: random.Random, way: str, low: int, high: int) -> int:
     return min(max(size, low), high)
 
 
-def _normal(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.randn(shape, device=device).to(dtype)
+def _normal(*shape: str) -> Operand:
+    return lambda sizes, dtype, device: torch.randn([sizes[name] for name in shape], device=device).to(dtype)
 
 
-def _mm(x: Tensor, y: Tensor) -> Tensor:
-    return x @ y
+def _parameter(*shape: str) -> Operand:
+    """One of a module: on a CPU, a copy of the weights is packed ahead of calls."""
+    normal = _normal(*shape)
+    return lambda sizes, dtype, device: torch.nn.Parameter(normal(sizes, dtype, device))
 
 
-def _linear(x: Tensor, w: Tensor) -> Tensor:
-    return F.linear(x, w)
+def _int8(*shape: str) -> Operand:
+    return lambda sizes, _, device: torch.randint(-128, 128, [sizes[name] for name in shape], device=device, dtype=torch.int8)
 
 
-def _addmm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    return F.linear(x, w, b)
-
-
-def _layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    return torch.addmm(b, x, w.t())
-
-
-def _mm_gelu(x: Tensor, y: Tensor) -> Tensor:
-    return F.gelu(x @ y)
-
-
-def _mixed_mm(x: Tensor, w: Tensor) -> Tensor:
-    return x @ w.to(x.dtype)
-
-
-def _softmax(x: Tensor) -> Tensor:
-    return torch.softmax(x, -1)
-
-
-def _layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    return F.layer_norm(x, (x.shape[-1],), w, b)
+def _classes(number: str, count: str) -> Operand:
+    return lambda sizes, _, device: torch.randint(sizes[number], (sizes[count],), device=device)
 
 
 def _rms_norm(x: Tensor, w: Tensor) -> Tensor:
@@ -109,42 +87,14 @@ def _rms_norm(x: Tensor, w: Tensor) -> Tensor:
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * w
 
 
-def _gelu_mul(x: Tensor, y: Tensor) -> Tensor:
-    return F.gelu(x) * y
-
-
-def _row_sum(x: Tensor) -> Tensor:
-    return x.sum(-1)
-
-
-def _column_sum(x: Tensor) -> Tensor:
-    return x.sum(0)
-
-
-def _bias_gelu(x: Tensor, b: Tensor) -> Tensor:
-    return F.gelu(x + b)
-
-
 def _residual_norm(x: Tensor, y: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     both = x + y
     return both, F.layer_norm(both, (x.shape[-1],), w, b)
 
 
-def _cross_entropy(x: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(x, target, reduction="none")
-
-
 def _standardise(x: Tensor) -> Tensor:
     variance, mean = torch.var_mean(x, 0, correction=0)
     return (x - mean) * torch.rsqrt(variance + 1e-5)
-
-
-def _transpose(x: Tensor) -> Tensor:
-    return torch.relu(x).t().contiguous()
-
-
-def _cumsum(x: Tensor) -> Tensor:
-    return x.cumsum(-1)
 
 
 def _adam(p: Tensor, g: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,92 +103,40 @@ def _adam(p: Tensor, g: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, T
     return p - 1e-3 * m / (v.abs().sqrt() + 1e-8), m, v
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v)
-
-
-def _operands(s: Sizes, dtype: torch.dtype, device: torch.device) -> Args:
-    return _normal((s["M"], s["K"]), dtype, device), _normal((s["K"], s["N"]), dtype, device)
-
-
-def _weights(s: Sizes, dtype: torch.dtype, device: torch.device) -> Args:
-    return _normal((s["M"], s["K"]), dtype, device), _normal((s["N"], s["K"]), dtype, device)
-
-
-def _with_bias(s: Sizes, dtype: torch.dtype, device: torch.device) -> Args:
-    return (*_weights(s, dtype, device), _normal((s["N"],), dtype, device))
-
-
-def _parameters(s: Sizes, dtype: torch.dtype, device: torch.device) -> Args:
-    """Arguments of a module: on a CPU, a copy of the weights is packed ahead of calls."""
-    x, *weights = _with_bias(s, dtype, device)
-    return (x, *[torch.nn.Parameter(each) for each in weights])
-
-
-def _batches(s: Sizes, dtype: torch.dtype, device: torch.device) -> Args:
-    batch = s["batch"]
-    return _normal((batch, s["M"], s["K"]), dtype, device), _normal((batch, s["K"], s["N"]), dtype, device)
-
-
-def _mixed(s: Sizes, dtype: torch.dtype, device: torch.device) -> Args:
-    weights = torch.randint(-128, 128, (s["K"], s["N"]), device=device, dtype=torch.int8)
-    return _normal((s["M"], s["K"]), dtype, device), weights
-
-
-def _matrix(count: int, *vectors: str) -> Callable[[Sizes, torch.dtype, torch.device], Args]:
-    """`count` matrices of rows × columns, then vectors of the length of a row."""
-
-    def make(s: Sizes, dtype: torch.dtype, device: torch.device) -> Args:
-        whole = [_normal((s["rows"], s["columns"]), dtype, device) for _ in range(count)]
-        return (*whole, *[_normal((s["columns"],), dtype, device) for _ in vectors])
-
-    return make
-
-
-def _logits(s: Sizes, dtype: torch.dtype, device: torch.device) -> Args:
-    logits = _normal((s["rows"], s["columns"]), dtype, device)
-    return logits, torch.randint(s["columns"], (s["rows"],), device=device)
-
-
-def _heads(s: Sizes, dtype: torch.dtype, device: torch.device) -> Args:
-    q = (s["batch"], s["heads"], s["queries"], s["width"])
-    k = (s["batch"], s["heads"], s["keys"], s["width"])
-    return _normal(q, dtype, device), _normal(k, dtype, device), _normal(k, dtype, device)
-
-
-def _product(s: Sizes) -> int:
-    return math.prod(s.values())
-
-
 PRODUCT = {"M": (1, 8192), "N": (16, 8192), "K": (16, 8192)}
 BATCHED = {"batch": (2, 64), "M": (2, 1024), "N": (16, 1024), "K": (16, 1024)}
 MATRIX = {"rows": (2, 1 << 17), "columns": (2, 1 << 17)}
 ATTENTION = {"batch": (2, 8), "heads": (2, 32), "queries": (2, 4096), "keys": (16, 4096), "width": (32, 128)}
 
+LEFT, RIGHT, WEIGHT, BIAS = _normal("M", "K"), _normal("K", "N"), _normal("N", "K"), _normal("N")
+PARAMETERS = _parameter("N", "K"), _parameter("N")
+WHOLE, ROW, CLASSES = _normal("rows", "columns"), _normal("columns"), _classes("columns", "rows")
+QUERIES, KEYS = _normal("batch", "heads", "queries", "width"), _normal("batch", "heads", "keys", "width")
+
 OPERATIONS: Mapping[str, Operation] = {
     operation.name: operation
     for operation in (
-        Operation("mm", "mm", _mm, _operands, PRODUCT, _product),
-        Operation("linear", "mm", _linear, _weights, PRODUCT, _product),
-        Operation("addmm", "mm", _addmm, _with_bias, PRODUCT, _product),
-        Operation("layer", "mm", _layer, _parameters, PRODUCT, _product),
-        Operation("bmm", "mm", _mm, _batches, BATCHED, _product),
-        Operation("mm_gelu", "mm", _mm_gelu, _operands, PRODUCT, _product),
-        Operation("mixed_mm", "mm", _mixed_mm, _mixed, PRODUCT, _product),
-        Operation("softmax", "loop", _softmax, _matrix(1), MATRIX, _product),
-        Operation("layer_norm", "loop", _layer_norm, _matrix(1, "weight", "bias"), MATRIX, _product),
-        Operation("rms_norm", "loop", _rms_norm, _matrix(1, "weight"), MATRIX, _product),
-        Operation("gelu_mul", "loop", _gelu_mul, _matrix(2), MATRIX, _product),
-        Operation("row_sum", "loop", _row_sum, _matrix(1), MATRIX, _product),
-        Operation("column_sum", "loop", _column_sum, _matrix(1), MATRIX, _product),
-        Operation("bias_gelu", "loop", _bias_gelu, _matrix(1, "bias"), MATRIX, _product),
-        Operation("residual_norm", "loop", _residual_norm, _matrix(2, "weight", "bias"), MATRIX, _product),
-        Operation("cross_entropy", "loop", _cross_entropy, _logits, MATRIX, _product),
-        Operation("standardise", "loop", _standardise, _matrix(1), MATRIX, _product),
-        Operation("transpose", "loop", _transpose, _matrix(1), MATRIX, _product),
-        Operation("cumsum", "loop", _cumsum, _matrix(1), MATRIX, _product),
-        Operation("adam", "loop", _adam, _matrix(4), MATRIX, _product),
-        Operation("attention", "attention", _attention, _heads, ATTENTION, _product),
+        Operation("mm", "mm", PRODUCT, lambda x, y: x @ y, (LEFT, RIGHT)),
+        Operation("linear", "mm", PRODUCT, lambda x, w: F.linear(x, w), (LEFT, WEIGHT)),
+        Operation("addmm", "mm", PRODUCT, lambda x, w, b: F.linear(x, w, b), (LEFT, WEIGHT, BIAS)),
+        Operation("layer", "mm", PRODUCT, lambda x, w, b: torch.addmm(b, x, w.t()), (LEFT, *PARAMETERS)),
+        Operation("bmm", "mm", BATCHED, lambda x, y: x @ y, (_normal("batch", "M", "K"), _normal("batch", "K", "N"))),
+        Operation("mm_gelu", "mm", PRODUCT, lambda x, y: F.gelu(x @ y), (LEFT, RIGHT)),
+        Operation("mixed_mm", "mm", PRODUCT, lambda x, w: x @ w.to(x.dtype), (LEFT, _int8("K", "N"))),
+        Operation("softmax", "loop", MATRIX, lambda x: torch.softmax(x, -1), (WHOLE,)),
+        Operation("layer_norm", "loop", MATRIX, lambda x, w, b: F.layer_norm(x, w.shape, w, b), (WHOLE, ROW, ROW)),
+        Operation("rms_norm", "loop", MATRIX, _rms_norm, (WHOLE, ROW)),
+        Operation("gelu_mul", "loop", MATRIX, lambda x, y: F.gelu(x) * y, (WHOLE, WHOLE)),
+        Operation("row_sum", "loop", MATRIX, lambda x: x.sum(-1), (WHOLE,)),
+        Operation("column_sum", "loop", MATRIX, lambda x: x.sum(0), (WHOLE,)),
+        Operation("bias_gelu", "loop", MATRIX, lambda x, b: F.gelu(x + b), (WHOLE, ROW)),
+        Operation("residual_norm", "loop", MATRIX, _residual_norm, (WHOLE, WHOLE, ROW, ROW)),
+        Operation("cross_entropy", "loop", MATRIX, lambda x, y: F.cross_entropy(x, y, reduction="none"), (WHOLE, CLASSES)),
+        Operation("standardise", "loop", MATRIX, _standardise, (WHOLE,)),
+        Operation("transpose", "loop", MATRIX, lambda x: torch.relu(x).t().contiguous(), (WHOLE,)),
+        Operation("cumsum", "loop", MATRIX, lambda x: x.cumsum(-1), (WHOLE,)),
+        Operation("adam", "loop", MATRIX, _adam, (WHOLE, WHOLE, WHOLE, WHOLE)),
+        Operation("attention", "attention", ATTENTION, F.scaled_dot_product_attention, (QUERIES, KEYS, KEYS)),
     )
 }
 

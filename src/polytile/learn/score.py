@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from polytile.learn.examples import Example
 from polytile.learn.model import Judgement, Trained, Tried
+from polytile.store.summary import reached
 
 NOISE = 1.02
 """An answer within this factor of the fastest counts as correct: the tuner could not tell them apart."""
@@ -98,8 +99,7 @@ def geomean(ratios: Iterable[float]) -> float:
 
 def quantile(ratios: Sequence[float], share: float) -> float:
     """The ratio that this share of them does not exceed."""
-    ordered = sorted(ratios)
-    return _rounded(ordered[max(0, math.ceil(share * len(ordered)) - 1)])
+    return _rounded(reached(ratios, share))
 
 
 def _rounded(ratio: float) -> float:

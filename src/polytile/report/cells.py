@@ -15,7 +15,7 @@ from polytile.facts import Divisible, PowerOfTwo
 from polytile.problem import Problem, Resources
 from polytile.report.rates import Work, stated_work
 from polytile.runtime.device import kind_of
-from polytile.store.reading import Record
+from polytile.store.reading import Record, grouped
 from polytile.store.records import LIVE, Environment
 from polytile.tuning.decide import Entrant, Score, doubtful, equals, noise_band, pick
 from polytile.tuning.standings import Standing, standings
@@ -114,13 +114,10 @@ def panels(records: Iterable[Record], name: Callable[[Problem], str]) -> tuple[P
 
     `name` returns the name of a problem's kernel. Panels are sorted by name, then by first measurement.
     """
-    problems: dict[tuple[Problem, Environment], list[Record]] = {}
-    for record in records:
-        problems.setdefault((record.measurement.problem, record.measurement.environment), []).append(record)
-    grouped: dict[tuple[object, ...], dict[Problem, list[Record]]] = {}
-    for (problem, environment), rows in problems.items():
-        grouped.setdefault((*work_of(problem), problem.device, environment), {})[problem] = rows
-    made = (_panel(problems, name) for problems in grouped.values())
+    kernels: dict[tuple[object, ...], dict[Problem, list[Record]]] = {}
+    for (problem, environment), rows in grouped(records, lambda one: (one.problem, one.environment)).items():
+        kernels.setdefault((*work_of(problem), problem.device, environment), {})[problem] = rows
+    made = (_panel(problems, name) for problems in kernels.values())
     return tuple(sorted((panel for panel in made if panel.cells), key=lambda panel: panel.name))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from polytile.problem import Measurement
 from polytile.report.cells import Certainty, Panel
-from polytile.store.reading import Record
+from polytile.store.reading import Record, grouped
 from polytile.store.records import Environment
 
 
@@ -61,7 +61,7 @@ def overview(records: Sequence[Record], panels: Sequence[Panel]) -> Overview:
     return Overview(
         len(records),
         sum(entry.live for panel in panels for cell in panel.cells for entry in cell.entries),
-        _places(records),
+        places(records),
         _wins(panels),
         tuple(outcomes.most_common()),
         tuple((certainty, certainties[certainty]) for certainty in Certainty if certainties[certainty]),
@@ -70,11 +70,10 @@ def overview(records: Sequence[Record], panels: Sequence[Panel]) -> Overview:
     )
 
 
-def _places(records: Sequence[Record]) -> tuple[Place, ...]:
-    grouped: dict[tuple[str, Environment], list[Record]] = {}
-    for record in records:
-        grouped.setdefault((record.measurement.problem.device, record.measurement.environment), []).append(record)
-    return tuple(_place(device, environment, rows) for (device, environment), rows in sorted(grouped.items()))
+def places(records: Sequence[Record]) -> tuple[Place, ...]:
+    """Where these records were measured."""
+    groups = grouped(records, lambda one: (one.problem.device, one.environment))
+    return tuple(_place(device, environment, rows) for (device, environment), rows in sorted(groups.items()))
 
 
 def _place(device: str, environment: Environment, rows: Sequence[Record]) -> Place:

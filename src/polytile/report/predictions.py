@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from dataclasses import dataclass
 
 from polytile.report.cells import Cell, Panel
+from polytile.store.summary import reached
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Calibration:
 
     def quantile(self, share: float) -> float:
         """The ratio that this share of candidates do not exceed."""
-        return self.points[max(0, math.ceil(share * len(self.points)) - 1)][0]
+        return reached((ratio for ratio, _ in self.points), share)
 
 
 def calibrations(panel: Panel) -> tuple[Calibration, ...]:

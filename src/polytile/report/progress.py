@@ -8,13 +8,29 @@ import time
 from collections.abc import Callable
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)  # fmt: skip
 from rich.text import Text
 
 from polytile.counters import STAGES
 from polytile.problem import time_text
 from polytile.tuning.progress import Step, unwatch, watch
 from polytile.waits import Wait
+
+
+def bars(console: Console) -> Progress:
+    """Bars of a command: what each is of, how far it is, since when, and how long it will take."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    return Progress(*columns, console=console)
 
 
 class Bar:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from dataclasses import dataclass
 
 from polytile.report.cells import Panel
+from polytile.store.summary import reached
 
 CHOSEN = "chosen for each size"
 """The name of the curve of what runs."""
@@ -33,7 +33,7 @@ class Curve:
     @property
     def p95(self) -> float:
         """The slowdown that 95 % of the cells do not exceed."""
-        return self.points[max(0, math.ceil(0.95 * len(self.points)) - 1)][0]
+        return reached((slowdown for slowdown, _ in self.points), 0.95)
 
     @property
     def worst(self) -> tuple[float, int]:

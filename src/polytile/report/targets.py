@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from polytile.report.cells import Panel
 from polytile.report.compare import SLOWER, Comparison
 from polytile.report.predictions import first_choices
+from polytile.store.summary import reached
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ def _targets(panels: Sequence[Panel], comparison: Comparison | None) -> Iterator
     if chosen:
         yield Target(f"what runs, {where}", 1.01, statistics.geometric_mean(chosen))
         yield Target("the same, at worst", 1.05, chosen[-1])
-    predicted = sorted(lost for panel in panels for lost in first_choices(panel))
+    predicted = [lost for panel in panels for lost in first_choices(panel)]
     if predicted:
         yield Target(f"the best predicted, {where}", 1.03, statistics.geometric_mean(predicted))
-        yield Target("the same, of 95 % of these sizes at most", 1.12, predicted[math.ceil(0.95 * len(predicted)) - 1])
+        yield Target("the same, of 95 % of these sizes at most", 1.12, reached(predicted, 0.95))
     if comparison is not None and comparison.changes:
         yield Target("sizes that became slower", 0, comparison.count(SLOWER))
 

@@ -9,9 +9,10 @@ import contextlib
 import math
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from polytile.errors import StoreError
 from polytile.problem import Measurement
@@ -19,6 +20,8 @@ from polytile.store import schema, sqlite
 from polytile.store.database import BUSY_SECONDS, Connection, Database, Row
 from polytile.store.place import Place, Server
 from polytile.store.records import Rows, measurement_of, rows_of
+
+Key = TypeVar("Key")
 
 DERIVED_COLUMNS = 3
 """How many columns at the end of schema.RECORDS follow from the others."""
@@ -98,6 +101,14 @@ def records(place: Place, since: float = -math.inf) -> list[Record]:
     with reading(place) as reader:
         rows = [record_of(row) for row in reader.rows(schema.RECORDS) if row[1] >= since]
     return sorted(rows, key=lambda record: (record.taken_at, record.uid))
+
+
+def grouped(records: Iterable[Record], by: Callable[[Measurement], Key]) -> dict[Key, list[Record]]:
+    """The records by something of their measurements, in the order of each group's first; within a group they stay in theirs."""
+    groups: dict[Key, list[Record]] = {}
+    for record in records:
+        groups.setdefault(by(record.measurement), []).append(record)
+    return groups
 
 
 def record_of(row: Row) -> Record:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 QUANTILE = 0.15
 """On a shared CPU noise only adds time, for 0.1-5 s at a stretch: medians follow the neighbours, the minimum follows
@@ -19,6 +19,12 @@ def quantile(samples: Sequence[float], share: float) -> float:
     below = int(position)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def reached(numbers: Iterable[float], share: float) -> float:
+    """The one of these numbers that this share of them does not exceed."""
+    ordered = sorted(numbers)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def summarise(samples: Sequence[float]) -> tuple[float, float]:

@@ -20,9 +20,9 @@ from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import Entry
 from polytile.errors import CandidateRejected
 from polytile.problem import Config, Measurement, Outcome, Problem
-from polytile.store.reading import Record
+from polytile.store.reading import Record, grouped
 from polytile.store.records import TERM, Environment
-from polytile.store.summary import summarise
+from polytile.store.summary import reached, summarise
 from polytile.tuning.decide import Score
 from polytile.tuning.measure import Contender
 from polytile.tuning.standings import Standing, standings
@@ -101,25 +101,23 @@ def matrices(records: Iterable[Record]) -> list[Matrix]:
     A candidate counts with its latest source; several measurements of one pair are combined as a program would. Problems
     on which nothing could run are left out.
     """
-    kernels: dict[tuple[object, ...], list[Record]] = {}
-    for record in records:
-        problem = record.measurement.problem
-        group = problem.family, problem.kernel, problem.dtypes, problem.device, record.measurement.environment
-        kernels.setdefault(group, []).append(record)
+    kernels = grouped(records, _work)
     built = (Matrix(_candidates(group), group[0].measurement.environment) for group in kernels.values())
     return [matrix for matrix in built if matrix.candidates]
+
+
+def _work(one: Measurement) -> tuple[object, ...]:
+    problem = one.problem
+    return problem.family, problem.kernel, problem.dtypes, problem.device, one.environment
 
 
 def _candidates(records: Sequence[Record]) -> dict[Problem, tuple[Recorded, ...]]:
     latest = {(r.measurement.candidate, r.measurement.config): r.measurement.source_hash for r in records}
     order = {who: place for place, who in enumerate(latest)}
-    problems: dict[Problem, list[Record]] = {}
-    for record in records:
-        m = record.measurement
-        if latest[m.candidate, m.config] == m.source_hash:
-            problems.setdefault(m.problem, []).append(record)
+    measured = ((record, record.measurement) for record in records)
+    current = [record for record, m in measured if latest[m.candidate, m.config] == m.source_hash]
     by_problem = {}
-    for problem, rows in problems.items():
+    for problem, rows in grouped(current, lambda one: one.problem).items():
         recorded = [_recorded(standing) for standing in standings(rows).values()]
         if any(candidate.score.ok for candidate in recorded):
             by_problem[problem] = tuple(sorted(recorded, key=lambda c: order[c.name, c.config]))
@@ -221,8 +219,7 @@ class Report:
 
     def quantile(self, share: float) -> float:
         """The regret that this share of the choices does not exceed."""
-        ordered = sorted(choice.regret for choice in self.choices)
-        return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+        return reached((choice.regret for choice in self.choices), share)
 
 
 Chooser = Callable[[Problem, Sequence[Recorded]], tuple[str, str]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import MutableMapping
 
-from polytile.candidates.candidate import Candidate
 from polytile.candidates.handles import DeviceHandle, Handle, NativeHandle, PythonHandle
 from polytile.problem import Outcome
 from polytile.tuning.gate import Gate, Verdict
@@ -54,7 +53,7 @@ class Trials:
         """Runs all candidates that are to be isolated, whatever they compute. What became of those that failed goes into
         `attempts`."""
         for number in range(len(self.task.candidates)):
-            handle = _handle(self.task, number, self.attempts) if self._wanted(number) else None
+            handle = self._handle(number) if self._wanted(number) else None
             if isinstance(handle, DeviceHandle):
                 self._run_on_device(number, handle)
             elif handle is not None:
@@ -65,10 +64,8 @@ class Trials:
             arena = self._opened()
             arena.clones.restore()
             arena.run(handle, self.task.trial_seconds)
-        except Unavailable as reason:
-            _not_isolated(self.task, number, str(reason), self.attempts)
-        except Failure as failure:
-            self.attempts[number] = _failed(self.task, number, failure)
+        except (Unavailable, Failure) as error:
+            self._ended(number, error)
 
     def _opened(self) -> Arena:
         """The copy of the arguments. Raises Unavailable."""
@@ -85,18 +82,41 @@ class Trials:
         """
         if not self._wanted(number):
             return None
-        handle = _handle(self.task, number, self.attempts)
-        if handle is None:
-            return None
+        handle = self._handle(number)
         if isinstance(handle, DeviceHandle):
             self._run_on_device(number, handle)
-            return None
+        elif handle is not None:
+            return self._checked(number, handle, gate)
+        return None
+
+    def _checked(self, number: int, handle: NativeHandle | PythonHandle, gate: Gate) -> Verdict | None:
+        task, slowest = self.task, 0.0
+
+        def run(_: object) -> None:
+            nonlocal slowest
+            finished = arena.run(handle, task.trial_seconds)
+            slowest = max(slowest, finished.seconds)
+            if finished.code:
+                raise IndexError(f"run-time check {finished.code} of the kernel failed: an index is out of range.")
+
         try:
             arena = self._opened()
-        except Unavailable as reason:
-            _not_isolated(self.task, number, str(reason), self.attempts)
-            return None
-        return _tried(self.task, number, handle, gate, arena, self.attempts)
+            verdict = gate.check(run, arena.clones, AGAIN_SECONDS)
+        except (Unavailable, Failure) as error:
+            self._ended(number, error)
+        except IndexError as error:
+            if gate.unavailable:
+                raise
+            self.attempts[number] = failed(task, number, Outcome.RAISED, error)
+        else:
+            if verdict.ok and slowest <= SLOW_SECONDS:
+                return verdict
+            if verdict.ok:
+                about = measured(task, number, Outcome.OK, (slowest,), verdict.max_error)
+                self.attempts[number] = Attempt(task.candidates[number], about, slowest)
+            else:
+                self.attempts[number] = wrong(task, number, verdict)
+        return None
 
     def __enter__(self) -> Trials:
         return self
@@ -114,7 +134,7 @@ class Trials:
         task, waiting = self.task, {number: handle}
         for other, candidate in enumerate(task.candidates):
             if other != number and self._wanted(other) and candidate.ready():
-                its_handle = _handle(task, other, self.attempts)
+                its_handle = self._handle(other)
                 if isinstance(its_handle, DeviceHandle):
                     waiting[other] = its_handle
         while waiting:
@@ -122,7 +142,7 @@ class Trials:
                 ended = gpu.run_all(task.args, task.roles, list(waiting.values()), _index(task), task.trial_seconds)
             except Unavailable as reason:
                 for left in waiting:
-                    _not_isolated(task, left, str(reason), self.attempts)
+                    self._ended(left, reason)
                 self._safe |= waiting.keys() - self.attempts.keys()
                 return
             for one, how in zip(list(waiting), ended, strict=False):
@@ -132,90 +152,42 @@ class Trials:
     def _judge(self, number: int, how: Finished | Failure) -> None:
         task = self.task
         if isinstance(how, Failure):
-            self.attempts[number] = _failed(task, number, how)
+            self._ended(number, how)
         elif how.beside is not None:
             name = gpu.block_name(task.args, task.roles, task.names, how.beside)
             self.attempts[number] = wrong(task, number, Verdict(False, None, f"wrote outside argument {name!r}"))
         else:
             self._safe.add(number)
 
+    def _handle(self, number: int) -> Handle | None:
+        """What the worker needs to find the kernel; None if it cannot be found, or there is no kernel."""
+        try:
+            handle = self.task.candidates[number].handle_for(self.task.args)
+            if handle is None:
+                raise Unavailable("it cannot be found from another process; make it a function of a module")
+            return handle
+        except Unavailable as reason:
+            self._ended(number, reason)
+        except Exception as error:
+            self.attempts[number] = unmade(self.task, number, error)
+        return None
+
+    def _ended(self, number: int, how: Unavailable | Failure) -> None:
+        """A failure is the candidate's. Where it could not be tried, logs once per reason that it runs here untried; or, if the
+        task forbids that, records that it does not run at all."""
+        candidate = self.task.candidates[number]
+        if isinstance(how, Failure):
+            about = measured(self.task, number, how.outcome, detail=how.detail)
+            self.attempts[number] = Attempt(candidate, about, detail=f"{how.outcome.value}: {how.detail}")
+        elif self.task.only_isolated:
+            self.attempts[number] = Attempt(candidate, None, detail=f"cannot be tried in a worker process: {how}")
+        elif (candidate.origin, str(how)) not in _told:
+            _told.add((candidate.origin, str(how)))
+            log.warning(
+                "Candidate %r (%s) cannot be tried in a worker process (%s), so it is tried in this one.",
+                candidate.name, candidate.origin, how,
+            )  # fmt: skip
+
 
 def _index(task: Task) -> int:
     return task.target.index or 0
-
-
-def _tried(
-    task: Task,
-    number: int,
-    handle: NativeHandle | PythonHandle,
-    gate: Gate,
-    arena: Arena,
-    attempts: MutableMapping[int, Attempt],
-) -> Verdict | None:
-    """The verdict on one candidate if it may run here."""
-    candidate, seconds = task.candidates[number], 0.0
-
-    def run(_: object) -> None:
-        nonlocal seconds
-        finished = arena.run(handle, task.trial_seconds)
-        seconds = max(seconds, finished.seconds)
-        if finished.code:
-            raise IndexError(f"run-time check {finished.code} of the kernel failed: an index is out of range.")
-
-    try:
-        verdict = gate.check(run, arena.clones, AGAIN_SECONDS)
-    except Unavailable as reason:
-        _not_isolated(task, number, str(reason), attempts)
-        return None
-    except Failure as failure:
-        attempts[number] = _failed(task, number, failure)
-        return None
-    except IndexError as error:
-        if gate.unavailable:
-            raise
-        attempts[number] = failed(task, number, Outcome.RAISED, error)
-        return None
-    if not verdict.ok:
-        attempts[number] = wrong(task, number, verdict)
-        return None
-    if seconds > SLOW_SECONDS:
-        about = measured(task, number, Outcome.OK, (seconds,), verdict.max_error)
-        attempts[number] = Attempt(candidate, about, seconds)
-        return None
-    return verdict
-
-
-def _failed(task: Task, number: int, failure: Failure) -> Attempt:
-    about = measured(task, number, failure.outcome, detail=failure.detail)
-    return Attempt(task.candidates[number], about, detail=f"{failure.outcome.value}: {failure.detail}")
-
-
-def _handle(task: Task, number: int, attempts: MutableMapping[int, Attempt]) -> Handle | None:
-    """What the worker needs to find the kernel; None if it cannot be found, or there is no kernel."""
-    try:
-        handle = task.candidates[number].handle_for(task.args)
-    except Unavailable as reason:
-        _not_isolated(task, number, str(reason), attempts)
-        return None
-    except Exception as error:
-        attempts[number] = unmade(task, number, error)
-        return None
-    if handle is None:
-        _not_isolated(task, number, "it cannot be found from another process; make it a function of a module", attempts)
-    return handle
-
-
-def _not_isolated(task: Task, number: int, reason: str, attempts: MutableMapping[int, Attempt]) -> None:
-    """Logs once per reason that a candidate runs here untried; or, if the task forbids that, records that it does not run at
-    all."""
-    candidate: Candidate = task.candidates[number]
-    if task.only_isolated:
-        attempts[number] = Attempt(candidate, None, detail=f"cannot be tried in a worker process: {reason}")
-    elif (candidate.origin, reason) not in _told:
-        _told.add((candidate.origin, reason))
-        log.warning(
-            "Candidate %r (%s) cannot be tried in a worker process (%s), so it is tried in this one.",
-            candidate.name,
-            candidate.origin,
-            reason,
-        )
