@@ -10,9 +10,7 @@ import torch
 from polytile.candidates import cpp_products, sources
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.cpp_attention import attention_candidates as cpp_attentions
-from polytile.candidates.library import packed_int4, row_scales, split_k
-from polytile.candidates.library.attention import FORWARD
-from polytile.candidates.library.attention_backward import BACKWARD
+from polytile.candidates.library import attention, packed_int4, row_scales, split_k
 from polytile.candidates.library.grouped import GroupedLibrary
 from polytile.candidates.library.matmul import DequantisedLibrary, DualMatmulLibrary, ScaledLibrary
 from polytile.candidates.library.native import AtenProduct
@@ -85,7 +83,7 @@ class _Library(Source):
         return (*plain, *row_scales.candidates(kernel, target), *split_k.candidates(kernel, unfused, target))
 
     def attentions(self, asked: AttentionRequest) -> Sequence[Candidate]:
-        return (BACKWARD if asked.problem.backward else FORWARD).candidates(asked.problem, asked.target)
+        return attention.candidates(asked.problem, asked.target)
 
 
 class _Cpp(Source):
