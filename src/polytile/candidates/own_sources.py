@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -34,6 +34,18 @@ def alone(asked: ProductRequest) -> Candidate | None:
     return (DualMatmulLibrary if kernel.second is not None else ScaledLibrary)(kernel, asked.unfused, asked.target)
 
 
+CALLS = "runs as a library call"
+
+
+def _unless(error: type[Exception], made: Callable[[], Sequence[Candidate]], otherwise: str) -> Sequence[Candidate]:
+    """The candidates; none where making them raises `error`, which the log then has after `otherwise`."""
+    try:
+        return made()
+    except error as why:
+        log.info("%s: %s", otherwise, why)
+        return ()
+
+
 class _Triton(Source):
     """Generated Triton kernels for GPUs. They contain epilogues and prologues."""
 
@@ -45,23 +57,15 @@ class _Triton(Source):
             return ()
         from polytile.candidates.triton_matmul import gemm_candidates
 
-        try:
-            return gemm_candidates(asked.kernel, asked.name, asked.target)
-        except LoweringError as error:
-            log.info("%s runs as a library call: %s", asked.name, error)
-            return ()
+        return _unless(LoweringError, lambda: gemm_candidates(asked.kernel, asked.name, asked.target), f"{asked.name} {CALLS}")
 
     def attentions(self, asked: AttentionRequest) -> Sequence[Candidate]:
         if asked.native:
             return ()
-        from polytile.candidates import triton_attention
+        from polytile.candidates.triton_attention import attention_candidates
 
-        name = f"{asked.problem.family}_{asked.problem.digest[:8]}"
-        try:
-            return triton_attention.attention_candidates(asked.problem, name, asked.target)
-        except LoweringError as error:
-            log.info("%s runs as a library call: %s", name, error)
-            return ()
+        problem, name = asked.problem, asked.name
+        return _unless(LoweringError, lambda: attention_candidates(problem, name, asked.target), f"{name} {CALLS}")
 
 
 class _Library(Source):
@@ -98,12 +102,8 @@ class _Cpp(Source):
     def attentions(self, asked: AttentionRequest) -> Sequence[Candidate]:
         if not asked.native:
             return ()
-        name = f"{asked.problem.family}_{asked.problem.digest[:8]}"
-        try:
-            return cpp_attentions(asked.problem, name, asked.threads)
-        except CompilerMissing as error:
-            log.info("%s runs as a library call: %s", name, error)
-            return ()
+        problem, name = asked.problem, asked.name
+        return _unless(CompilerMissing, lambda: cpp_attentions(problem, name, asked.threads), f"{name} {CALLS}")
 
 
 class _CublasLt(Source):
@@ -133,11 +133,8 @@ class _Cutlass(Source):
             return ()
         from polytile.candidates import cutlass
 
-        try:
-            return cutlass.product_candidates(asked.kernel, asked.name, asked.target)
-        except CompilerMissing as error:
-            log.info("%s has no candidates of CUTLASS: %s", asked.name, error)
-            return ()
+        without = f"{asked.name} has no candidates of CUTLASS"
+        return _unless(CompilerMissing, lambda: cutlass.product_candidates(asked.kernel, asked.name, asked.target), without)
 
 
 LIBRARY = _Library()
