@@ -46,19 +46,16 @@ class GemmKernel:
     ----------
     tf32
         Whether float32 operands may be rounded to TF32, as PyTorch's switch allowed when the graph was compiled. (Dynamo
-        recompiles
-        when the switch changes.)
+        recompiles when the switch changes.)
     prologues
         An operand with a prologue is not in memory. The tensors A0, A1, … from which it is computed take its place; its strides
-        are
-        those with which it would be stored.
+        are those with which it would be stored.
     packed
         If set, the last tensor, P, is B packed ahead of the call, or absent; the last integer, IS_PACKED, says which
         (matmul/packed_weights.py).
     second
         The layouts of P (batch, m, k) and Q (batch, k, n), whose product over L terms is added to that of A and B. They follow A
-        and B
-        among the tensors. Such a kernel has no prologues.
+        and B among the tensors. Such a kernel has no prologues.
     scales
         The block sizes (rows, columns) that share a scale, for A (None if unscaled) and for B (matmul/scales.py).
     int4
@@ -67,8 +64,7 @@ class GemmKernel:
     Notes
     -----
     If its spec is `grouped`, the tensor ENDS follows A and B, and `batch` is the number of groups. With groups along m, only B
-    has a
-    batch; with groups along k, only the result has one. The other batch strides are passed but unused.
+    has a batch; with groups along k, only the result has one. The other batch strides are passed but unused.
     """
 
     spec: GemmSpec
