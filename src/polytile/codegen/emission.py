@@ -11,6 +11,9 @@ from polytile.ir.expr import Const, Index, Load, Node, Op
 from polytile.ir.loop import Store
 from polytile.schedule.canonical import LoopKernel
 
+COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+"""How all of the languages spell comparisons."""
+
 
 def comment(kernel: LoopKernel, mark: str) -> list[str]:
     """The lines ahead of generated text: the operators that a loop came from, and the loop. `mark` begins a comment."""

@@ -289,7 +289,7 @@ def _spec(template: Template) -> GemmSpec:
 
 def _in_memory(name: str, view: View, buffers: Mapping[str, Buffer]) -> _Arguments:
     """A tensor in memory. Its strides are not included: the caller adds them in the order of the ABI."""
-    return _Arguments((TensorArg(name, view.dtype, "in"),), (_buffer_or_view(view, buffers),))
+    return _Arguments((TensorArg(name, view.dtype, "in"),), (view.passed(buffers),))
 
 
 def _operand(name: str, view: View, computed: prologue.Canonical | None, buffers: Mapping[str, Buffer]) -> _Arguments:
@@ -304,7 +304,7 @@ def _results(template: Template, buffers: Mapping[str, Buffer]) -> tuple[_Argume
     """C and its strides, or the epilogue with its own tensors and integers."""
     out, loop = template.out, template.epilogue
     if loop is None:
-        return _Arguments((TensorArg("C", out.dtype, "out"),), (_buffer_or_view(out, buffers),), out.strides), None, ()
+        return _Arguments((TensorArg("C", out.dtype, "out"),), (out.passed(buffers),), out.strides), None, ()
     inner, site = canonical.canonicalize(loop, buffers)
     names = {t.name: f"e{t.name[1:]}" for t in inner.tensors}
     tensors = tuple(TensorArg(names[t.name], t.dtype, t.role) for t in inner.tensors)
@@ -314,11 +314,6 @@ def _results(template: Template, buffers: Mapping[str, Buffer]) -> tuple[_Argume
 def _unit_stride_axis(view: View, letters: Mapping[int, str]) -> str:
     """The axis of an operand that is known to have stride 1, or "any"."""
     return next((letter for d, letter in letters.items() if view.strides[d] == 1), "any")
-
-
-def _buffer_or_view(view: View, buffers: Mapping[str, Buffer]) -> str | View:
-    """The buffer itself if the view starts at its first element (strides are passed as integers), else the view."""
-    return view.buffer if view.offset == 0 and view.dtype == buffers[view.buffer].dtype else view
 
 
 def kernel_name(kernel: GemmKernel, origins: Sequence[str]) -> str:

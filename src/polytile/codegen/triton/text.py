@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -42,6 +43,11 @@ def literal(value: bool | int | float, dtype: torch.dtype) -> str:
         return str(int(value))
     value = float(value)
     return repr(value) if math.isfinite(value) else f'float("{value}")'
+
+
+def masked(conditions: Sequence[str]) -> str:
+    """The mask of a load or a store, as a further argument; "" without conditions."""
+    return f", mask={' & '.join(conditions)}" if conditions else ""
 
 
 def number(value: bool | int | float, dtype: torch.dtype) -> str:
