@@ -11,6 +11,7 @@ the scores; otherwise operands are widened to float32.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -24,7 +25,7 @@ FEW_ROWS = 32
 
 LONG = 16
 """Floats of a vector of 64 bytes, of which a CPU has 32 registers; of shorter vectors it has 16."""
-NUMBERS: dict[str, tuple[dict[str, int], dict[str, int]]] = {
+NUMBERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "flash": ({"rows": 48, "keys": 256, "mr": 6, "nv": 4}, {"rows": 48, "keys": 256, "mr": 6, "nv": 2}),
     "split": ({"keys": 128, "mr": 6, "nv": 4, "columns": 4}, {"keys": 128, "mr": 2, "nv": 4, "columns": 4}),
     "backward": ({"rows": 48, "keys": 256, "mr": 6, "nv": 4}, {"rows": 48, "keys": 128, "mr": 6, "nv": 2}),
@@ -34,7 +35,7 @@ NUMBERS: dict[str, tuple[dict[str, int], dict[str, int]]] = {
 
 def space(problem: AttentionProblem, lanes: int) -> tuple[Config, ...]:
     """Every config for vectors of `lanes` floats, in canonical order, without a number of threads."""
-    more = {"pairs": 1} if problem.dtype == torch.bfloat16 and multiplies_pairs() else {}
+    more: dict[str, Any] = {"pairs": 1} if problem.dtype == torch.bfloat16 and multiplies_pairs() else {}
     forward = ("flash", "split") if problem.dense[1:] == (True, True) else ("flash",)
     variants = ("backward",) if problem.backward else forward
     return tuple(Config.of(variant=variant, **NUMBERS[variant][lanes < LONG], **more) for variant in variants)
