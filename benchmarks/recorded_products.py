@@ -92,7 +92,7 @@ class Product:
             return "library" if name == "aten" else "cublaslt", config, seconds * (1 + LATER * rank), {}
         if (block := _cutlass(DTYPES[self.dtype], not self.by_rows, device).get(name)) is not None:
             seconds = cutlass_prior.cost(kind, block, size, device)
-            return "cutlass", block, seconds, cutlass_prior.terms(kind, block, size, device)
+            return "cutlass", block, seconds, terms(kind, block, size, device)
         tile = _generated(kind, device).get(name)
         if tile is None or refused(kind, tile, size, device, accesses):
             return None

@@ -13,19 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from polytile.attention.arguments import make_args, operands, reference, settings
 from polytile.attention.problem import AXES, EXTENTS, AttentionProblem, Bias, Causal
 from polytile.candidates.library import attention as library
-from polytile.candidates.library.attention import (
-    FORWARD,
-    CudnnLibrary,
-    EfficientLibrary,
-    FlashLibrary,
-    once,
-)
-from polytile.candidates.library.attention_backward import (
-    BACKWARD,
-    CudnnBackward,
-    EfficientBackward,
-    FlashBackward,
-)
+from polytile.candidates.library.attention import CudnnLibrary, EfficientLibrary, FlashLibrary, once
 from polytile.ir.attention import attend
 
 CPU = torch.device("cpu")
@@ -101,7 +89,7 @@ def outputs(problem: AttentionProblem, args: list[Any]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_candidates_of_a_cpu_agree_with_the_definition(name: str) -> None:
     problem, sizes = PROBLEMS[name]
-    candidates = [candidate for candidate in FORWARD.candidates(problem, CPU) if candidate.valid(integers(problem, sizes))]
+    candidates = [candidate for candidate in library.candidates(problem, CPU) if candidate.valid(integers(problem, sizes))]
     assert "math" in {candidate.name for candidate in candidates}
     for empty in (False, True):
         args = arguments(problem, sizes, empty)
@@ -119,7 +107,7 @@ def integers(problem: AttentionProblem, sizes: Mapping[str, int]) -> dict[str, i
 
 
 def test_a_cpus_own_kernel_runs_what_it_can() -> None:
-    able = {n for n, (problem, sizes) in PROBLEMS.items() if FORWARD.candidates(problem, CPU)[0].valid(
+    able = {n for n, (problem, sizes) in PROBLEMS.items() if library.candidates(problem, CPU)[0].valid(
         integers(problem, sizes))}  # fmt: skip
     assert {"plain", "groups", "causal", "bias of keys", "mask", "bias by hand", "expanded", "log-sum-exp"} <= able
     assert not able & {"mask by hand", "mask with a fill", "no key", "other values", "columns apart", "causal, bottom right"}
@@ -149,7 +137,7 @@ DERIVED = ("plain", "default scale", "bfloat16", "causal", "square causal", "bia
 def test_derivatives_of_a_cpu_agree_with_autograd(name: str) -> None:
     problem, sizes = PROBLEMS[name]
     backward, at = replace(problem, backward=True), full(sizes)
-    candidates = [each for each in BACKWARD.candidates(backward, CPU) if each.valid({**backward.dense_strides(at), **at})]
+    candidates = [each for each in library.candidates(backward, CPU) if each.valid({**backward.dense_strides(at), **at})]
     alone = name == "default scale"
     assert [candidate.name for candidate in candidates] == (["math"] if alone else ["flash", "math"])
     args = make_args(backward, at)
@@ -164,13 +152,13 @@ def test_derivatives_of_a_cpu_agree_with_autograd(name: str) -> None:
             torch.testing.assert_close(mine.double(), wanted, **{k: 3 * v for k, v in TOLERANCE[problem.dtype].items()})
 
 
-@pytest.mark.parametrize("kind", [FlashBackward, EfficientBackward, CudnnBackward])
+@pytest.mark.parametrize("kind", [FlashLibrary, EfficientLibrary, CudnnLibrary])
 @pytest.mark.parametrize("name", ["bfloat16", "bias of keys", "square causal", "groups"])
 def test_calls_of_a_gpus_derivatives_fit_their_operators(kind: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem, sizes = PROBLEMS[name]
     problem = AttentionProblem(BF16, 0.3, problem.causal, problem.bias, backward=True)
     at = full({**sizes, "D": 64, "Dv": 64, "Mq": 13})
-    if problem.bias is not None and kind is FlashBackward:
+    if problem.bias is not None and kind is FlashLibrary:
         pytest.skip("it takes no mask")
     monkeypatch.setattr(library, "once", lambda bias: bias)
     with FakeTensorMode():

@@ -179,7 +179,7 @@ def test_no_cluster_is_half_idle(length: int) -> None:
     able = [c for c in variants.configs(kernel, nest, H100) if variants.valid(kernel, nest, c, size)]
     mine = [c for c in able if c["variant"] == "cluster"]
     assert mine and all(length <= c["r"] * c["splits"] < 2 * length for c in mine)
-    assert all(variants.cost(kernel, nest, c, size, H100) > 0 for c in mine)
+    assert all(variants.cost(kernel, c, size, H100) > 0 for c in mine)
 
 
 @pytest.mark.parametrize("name,make,config", [

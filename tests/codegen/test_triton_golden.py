@@ -168,7 +168,7 @@ def first_choices() -> Iterator[tuple[str, Launch]]:
         for shape in SHAPES:
             size = dict(zip((s.name for s in kernel.symbols), shape, strict=False))
             able = [c for c in configs if variants.valid(kernel, nest, c, size)]
-            best = min(able, key=lambda c: variants.cost(kernel, nest, c, size, H100))
+            best = min(able, key=lambda c: variants.cost(kernel, c, size, H100))
             for launch in generate(kernel, best, KNOWN).launches:
                 yield f"{make.__name__} {best}", launch
 

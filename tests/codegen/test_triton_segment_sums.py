@@ -222,7 +222,7 @@ def test_the_number_of_points_decides_how_they_are_added_up() -> None:
     configs = variants.configs(kernel, nest, h100)
 
     def best(*numbers: int) -> Config:
-        return min(configs, key=lambda c: variants.cost(kernel, nest, c, sizes_of(kernel, *numbers), h100))
+        return min(configs, key=lambda c: variants.cost(kernel, c, sizes_of(kernel, *numbers), h100))
 
     assert best(4, 1 << 20, 1024)["variant"] == "first_occurrence"
     assert best(1024, 16384, 1024)["variant"] == "owner_computes"

@@ -49,7 +49,7 @@ def canonicalize(attention: Attention, buffers: Mapping[str, Buffer]) -> tuple[A
         changes=attention.gradients is not None and attention.gradients.dscores is not None,
     )
     strides = (stride for view in strided for stride in view.strides)
-    read, written = ([_passed(view, buffers) for view in views] for views in (attention.read, attention.written))
+    read, written = ([view.passed(buffers) for view in views] for views in (attention.read, attention.written))
     return problem, AttentionSite((*read, *captured, *written), (*_sizes(attention, problem), *strides, *integers))
 
 
@@ -109,8 +109,3 @@ def _bias(view: View, fill: float) -> Bias:
     varies = "".join(axis for axis, size, stride in extents if stride != 0 and size != 1)
     along_rows = "n" in varies and view.strides[3] == 1
     return Bias(view.dtype, varies, along_rows, fill if view.dtype == torch.bool else -float("inf"))
-
-
-def _passed(view: View, buffers: Mapping[str, Buffer]) -> str | View:
-    """The buffer itself if the view starts at its first element (strides are passed as integers), else the view."""
-    return view.buffer if view.offset == 0 and view.dtype == buffers[view.buffer].dtype else view

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -75,7 +76,7 @@ class CompiledCandidate(Candidate):
         self._prediction = prediction
         self._lock = locks.lock()
         self._compilations: tuple[compiler.Compilation, ...] = ()
-        self._costs: dict[tuple[tuple[str, int], ...], float] = {}
+        self._cost = functools.lru_cache(MOST_COSTS)(lambda sizes: prediction.cost(dict(sizes)))
         self._cached_in: Path | None = None
         """The cache directory in which its objects were found."""
 
@@ -127,13 +128,7 @@ class CompiledCandidate(Candidate):
 
     def cost(self, sizes: Mapping[str, int]) -> float:
         """Each link of the selector asks, at the same sizes, and so do the library's candidates beside it."""
-        at = tuple(sizes.items())
-        found = self._costs.get(at)
-        if found is None:
-            if len(self._costs) >= MOST_COSTS:
-                self._costs.clear()
-            found = self._costs[at] = self._prediction.cost(sizes)
-        return found
+        return self._cost(tuple(sizes.items()))
 
     def terms(self, sizes: Mapping[str, int]) -> dict[str, float]:
         return self._prediction.terms(sizes)

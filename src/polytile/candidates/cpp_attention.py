@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from polytile.attention import cpp
 from polytile.attention.cpp.configs import label, space, valid
@@ -43,13 +43,9 @@ def attention_candidates(problem: AttentionProblem, name: str, threads: Sequence
                 return valid(plain, size)
             return size["B"] * size["Hq"] * size["Mq"] * size["Mkv"] * (size["D"] + size["Dv"]) >= SMALLEST_SHARED
 
-        def cost(size: Mapping[str, int]) -> float:
-            return prior.cost(problem, config, size, machine)
-
-        def terms(size: Mapping[str, int]) -> dict[str, float]:
-            return prior.terms(problem, config, size, machine)
-
-        make = functools.partial(cpp.generate, problem, plain, ENTRY, lanes)
+        cost = partial(prior.cost, problem, config, machine=machine)
+        terms = partial(prior.terms, problem, config, machine=machine)
+        make = partial(cpp.generate, problem, plain, ENTRY, lanes)
         return CppAttention(label(config), config, name, Prediction(able, cost, terms), f"{made_from} {plain}", make)
 
     return tuple(candidate(plain, count) for count in threads for plain in space(problem, lanes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from functools import partial
 
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.cpp import CppCandidate, Prediction
@@ -72,19 +72,13 @@ def _candidates(
         return LoopPrior(expanded, nest, schedule, lanes)
 
     def candidate(schedule: CpuSchedule, threads: int) -> CppCandidate:
-        def valid(size: Mapping[str, int]) -> bool:
-            return usefulness.is_worth_trying(schedule, threads, size)
-
-        def cost(size: Mapping[str, int]) -> float:
-            return prior(schedule).seconds(threads, size)
-
-        def terms(size: Mapping[str, int]) -> dict[str, float]:
-            return prior(schedule).terms(threads, size)
-
-        return CppCandidate(
-            f"{schedule.name} t{threads}", schedule.config(threads), name, Prediction(valid, cost, terms),
-            f"{made_from} {schedule.name}", lambda: source(schedule),
-        )  # fmt: skip
+        known = Prediction(
+            valid=partial(usefulness.is_worth_trying, schedule, threads),
+            cost=lambda size: prior(schedule).seconds(threads, size),
+            terms=lambda size: prior(schedule).terms(threads, size),
+        )
+        label, recipe = f"{schedule.name} t{threads}", f"{made_from} {schedule.name}"
+        return CppCandidate(label, schedule.config(threads), name, known, recipe, partial(source, schedule))
 
     generated = tuple(candidate(schedule, threads) for schedule, threads in schedules(nest, most_threads))
     _ = generated[0].source_hash  # whatever has no C++ form shows now, while a library call can still take its place

@@ -17,6 +17,7 @@ from polytile.candidates.triton_matmul import Arguments
 from polytile.codegen.function_names import renamed
 from polytile.codegen.triton.kernel import Launch, TritonKernel
 from polytile.cost import cutlass as prior
+from polytile.cost import triton_matmul
 from polytile.cost.triton_matmul import Access
 from polytile.matmul.cutlass import configs, text
 from polytile.matmul.cutlass.weights import weights
@@ -119,22 +120,17 @@ def product_candidates(kernel: GemmKernel, name: str, target: torch.device) -> t
         size = {"batch": batch, "M": m, "N": n, "K": k}
         pay = [config for config in own if configs.pays(config, size, device)]
         fit = [config for config in pay if configs.covers(config, size)] or pay
-        return frozenset(sorted(fit, key=lambda config: cost_of(config, size))[:limit])
+        return frozenset(sorted(fit, key=lambda config: cost(config, size))[:limit])
 
-    def cost_of(config: Config, size: Mapping[str, int]) -> float:
+    def cost(config: Config, size: Mapping[str, int]) -> float:
         return prior.cost(kind, config, size, device, accesses)
 
-    def candidate(config: Config) -> CutlassCandidate:
-        def valid(size: Mapping[str, int]) -> bool:
-            return config in chosen(*(size[name] for name in SIZES), int(options.get("cutlass_configs")))
+    def valid(config: Config, size: Mapping[str, int]) -> bool:
+        return config in chosen(*(size[name] for name in SIZES), int(options.get("cutlass_configs")))
 
-        def cost(size: Mapping[str, int]) -> float:
-            return cost_of(config, size)
-
-        def terms(size: Mapping[str, int]) -> dict[str, float]:
-            return {**work_terms(kernel, size), **prior.terms(kind, config, size, device, accesses)}
-
-        return CutlassCandidate(configs.label(config), config, work, valid, cost, terms)
+    def terms(config: Config, size: Mapping[str, int]) -> dict[str, float]:
+        return {**work_terms(kernel, size), **triton_matmul.terms(kind, config, size, device, accesses)}
 
     work = CutlassWork(Arguments(kernel), name, device, target.index or 0, make, product=kernel, tools=tools)
-    return tuple(candidate(config) for config in own)
+    judges = valid, cost, terms
+    return tuple(CutlassCandidate(configs.label(c), c, work, *(functools.partial(each, c) for each in judges)) for c in own)

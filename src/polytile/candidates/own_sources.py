@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from polytile.candidates import cpp_products, sources
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.cpp_attention import attention_candidates as cpp_attentions
-from polytile.candidates.library import packed_int4, row_scales, split_k
-from polytile.candidates.library.attention import FORWARD
-from polytile.candidates.library.attention_backward import BACKWARD
+from polytile.candidates.library import attention, packed_int4, row_scales, split_k
 from polytile.candidates.library.grouped import GroupedLibrary
 from polytile.candidates.library.matmul import DequantisedLibrary, DualMatmulLibrary, ScaledLibrary
 from polytile.candidates.library.native import AtenProduct
@@ -36,6 +34,18 @@ def alone(asked: ProductRequest) -> Candidate | None:
     return (DualMatmulLibrary if kernel.second is not None else ScaledLibrary)(kernel, asked.unfused, asked.target)
 
 
+CALLS = "runs as a library call"
+
+
+def _unless(error: type[Exception], made: Callable[[], Sequence[Candidate]], otherwise: str) -> Sequence[Candidate]:
+    """The candidates; none where making them raises `error`, which the log then has after `otherwise`."""
+    try:
+        return made()
+    except error as why:
+        log.info("%s: %s", otherwise, why)
+        return ()
+
+
 class _Triton(Source):
     """Generated Triton kernels for GPUs. They contain epilogues and prologues."""
 
@@ -47,23 +57,15 @@ class _Triton(Source):
             return ()
         from polytile.candidates.triton_matmul import gemm_candidates
 
-        try:
-            return gemm_candidates(asked.kernel, asked.name, asked.target)
-        except LoweringError as error:
-            log.info("%s runs as a library call: %s", asked.name, error)
-            return ()
+        return _unless(LoweringError, lambda: gemm_candidates(asked.kernel, asked.name, asked.target), f"{asked.name} {CALLS}")
 
     def attentions(self, asked: AttentionRequest) -> Sequence[Candidate]:
         if asked.native:
             return ()
-        from polytile.candidates import triton_attention
+        from polytile.candidates.triton_attention import attention_candidates
 
-        name = f"{asked.problem.family}_{asked.problem.digest[:8]}"
-        try:
-            return triton_attention.attention_candidates(asked.problem, name, asked.target)
-        except LoweringError as error:
-            log.info("%s runs as a library call: %s", name, error)
-            return ()
+        problem, name = asked.problem, asked.name
+        return _unless(LoweringError, lambda: attention_candidates(problem, name, asked.target), f"{name} {CALLS}")
 
 
 class _Library(Source):
@@ -85,7 +87,7 @@ class _Library(Source):
         return (*plain, *row_scales.candidates(kernel, target), *split_k.candidates(kernel, unfused, target))
 
     def attentions(self, asked: AttentionRequest) -> Sequence[Candidate]:
-        return (BACKWARD if asked.problem.backward else FORWARD).candidates(asked.problem, asked.target)
+        return attention.candidates(asked.problem, asked.target)
 
 
 class _Cpp(Source):
@@ -100,12 +102,8 @@ class _Cpp(Source):
     def attentions(self, asked: AttentionRequest) -> Sequence[Candidate]:
         if not asked.native:
             return ()
-        name = f"{asked.problem.family}_{asked.problem.digest[:8]}"
-        try:
-            return cpp_attentions(asked.problem, name, asked.threads)
-        except CompilerMissing as error:
-            log.info("%s runs as a library call: %s", name, error)
-            return ()
+        problem, name = asked.problem, asked.name
+        return _unless(CompilerMissing, lambda: cpp_attentions(problem, name, asked.threads), f"{name} {CALLS}")
 
 
 class _CublasLt(Source):
@@ -135,11 +133,8 @@ class _Cutlass(Source):
             return ()
         from polytile.candidates import cutlass
 
-        try:
-            return cutlass.product_candidates(asked.kernel, asked.name, asked.target)
-        except CompilerMissing as error:
-            log.info("%s has no candidates of CUTLASS: %s", asked.name, error)
-            return ()
+        without = f"{asked.name} has no candidates of CUTLASS"
+        return _unless(CompilerMissing, lambda: cutlass.product_candidates(asked.kernel, asked.name, asked.target), without)
 
 
 LIBRARY = _Library()

@@ -65,6 +65,10 @@ class AttentionRequest:
     native: bool
     threads: Sequence[int] = (1,)
 
+    @property
+    def name(self) -> str:
+        return f"{self.problem.family}_{self.problem.digest[:8]}"
+
 
 class Source:
     """One source of candidates. A subclass sets `name` and overrides the methods for the problems it has candidates for.

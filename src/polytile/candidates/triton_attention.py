@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -62,16 +62,8 @@ def attention_candidates(problem: AttentionProblem, name: str, target: torch.dev
     work = Work(problem, name, device, (target.index or 0) if target.type == "cuda" else None, make)
 
     def candidate(config: Config) -> AttentionCandidate:
-        def able(size: Mapping[str, int]) -> bool:
-            return valid(problem, config, size)
-
-        def cost(size: Mapping[str, int]) -> float:
-            return prior.cost(problem, config, size, device)
-
-        def terms(size: Mapping[str, int]) -> dict[str, float]:
-            return prior.terms(problem, config, size, device)
-
-        return AttentionCandidate(label(config), config, work, able, cost, terms)
+        cost, terms = (partial(each, problem, config, device=device) for each in (prior.cost, prior.terms))
+        return AttentionCandidate(label(config), config, work, partial(valid, problem, config), cost, terms)
 
     configs = space(problem, device)
     runs = [config for config in configs if work.index is not None or not schedule_of(config).specialised]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-from collections.abc import Mapping
+from functools import partial
 
 import torch
 
@@ -49,21 +48,13 @@ def _candidates(kernel: LoopKernel, origins: tuple[str, ...], target: torch.devi
     device = Target.of(target).facts
     index = (target.index or 0) if on_gpu else None
     overlaps = Target.of(target).overlaps
-    work = Work(kernel, kernel_name(kernel, origins), device, index, functools.partial(generate, kernel, overlaps=overlaps),
-                functools.partial(generate, kernel))
+    make, plain = partial(generate, kernel, overlaps=overlaps), partial(generate, kernel)
+    work = Work(kernel, kernel_name(kernel, origins), device, index, make, plain)
     nest = nest_of(kernel.loop)
 
     def candidate(config: Config) -> LoopCandidate:
-        def valid(size: Mapping[str, int]) -> bool:
-            return variants.valid(kernel, nest, config, size)
-
-        def cost(size: Mapping[str, int]) -> float:
-            return variants.cost(kernel, nest, config, size, device)
-
-        def terms(size: Mapping[str, int]) -> dict[str, float]:
-            return variants.terms(kernel, config, size, device)
-
-        return LoopCandidate(label(config), config, work, valid, cost, terms)
+        cost, terms = (partial(each, kernel, config, device=device) for each in (variants.cost, variants.terms))
+        return LoopCandidate(label(config), config, work, partial(variants.valid, kernel, nest, config), cost, terms)
 
     last = InterpretedLoop(kernel)
     try:

@@ -122,22 +122,20 @@ def gemm_candidates(kernel: GemmKernel, name: str, target: torch.device) -> tupl
 
     work = Work(Arguments(kernel), name, device, index, make, plain)
 
-    def candidate(config: Config) -> TritonCandidate:
-        def able(size: Mapping[str, int]) -> bool:
-            return own.valid(config, kernel.average(size))
+    def able(config: Config, size: Mapping[str, int]) -> bool:
+        return own.valid(config, kernel.average(size))
 
-        def cost(size: Mapping[str, int]) -> float:
-            deep = {**size, "K": size["K"] + size["L"]} if kernel.second is not None else kernel.average(size)
-            last = 0.0 if kernel.epilogue is None or holds_rows(kernel.epilogue, config) else device.launch_seconds
-            return prior.cost(kind, config, deep, device, accesses(kernel, size, work_along)) + last
+    def cost(config: Config, size: Mapping[str, int]) -> float:
+        deep = {**size, "K": size["K"] + size["L"]} if kernel.second is not None else kernel.average(size)
+        last = 0.0 if kernel.epilogue is None or holds_rows(kernel.epilogue, config) else device.launch_seconds
+        return prior.cost(kind, config, deep, device, accesses(kernel, size, work_along)) + last
 
-        def terms(size: Mapping[str, int]) -> dict[str, float]:
-            parts = prior.terms(kind, config, kernel.average(size), device, accesses(kernel, size, work_along))
-            return {**work_terms(kernel, size), **parts}
+    def terms(config: Config, size: Mapping[str, int]) -> dict[str, float]:
+        parts = prior.terms(kind, config, kernel.average(size), device, accesses(kernel, size, work_along))
+        return {**work_terms(kernel, size), **parts}
 
-        return GemmCandidate(label(config), config, work, able, cost, terms)
-
-    generated = tuple(candidate(config) for config in own.configs if _supports(kernel, config))
+    judges, possible = (able, cost, terms), [config for config in own.configs if _supports(kernel, config)]
+    generated = tuple(GemmCandidate(label(c), c, work, *(functools.partial(each, c) for each in judges)) for c in possible)
     _ = generated[0].specialise(Facts()).kernel
     return generated
 

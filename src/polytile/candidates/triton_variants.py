@@ -85,7 +85,7 @@ def _sorts(config: Config, points: int, rows: int) -> bool:
     return max(fewer, default=-1) < points <= held and counts <= INT32_REACH
 
 
-def cost(kernel: LoopKernel, nest: Nest, config: Config, size: Mapping[str, int], device: DeviceFacts) -> float:
+def cost(kernel: LoopKernel, config: Config, size: Mapping[str, int], device: DeviceFacts) -> float:
     """Predicted seconds of one call."""
     if Segments.named(config) is not None:
         return segments_prior.cost(kernel, config, size, device)

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from polytile.ir.expr import Const, Index, Load, Node, Op
 from polytile.ir.loop import Store
+from polytile.schedule.canonical import LoopKernel
+
+COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+"""How all of the languages spell comparisons."""
+
+
+def comment(kernel: LoopKernel, mark: str) -> list[str]:
+    """The lines ahead of generated text: the operators that a loop came from, and the loop. `mark` begins a comment."""
+    plain = replace(kernel, loop=replace(kernel.loop, origins=()))
+    origins = ", ".join(dict.fromkeys(kernel.loop.origins))
+    return [f"{mark} {origins}", *[f"{mark}   {line}" for line in plain.text.splitlines()]]
 
 
 def emission_order(

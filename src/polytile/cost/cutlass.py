@@ -24,13 +24,6 @@ def cost(
     return triton_matmul.cost(kind, config, size, device, accesses, _constants(kind, config))
 
 
-def terms(
-    kind: Kind, config: Config, size: Mapping[str, int], device: DeviceFacts, accesses: Accesses = ROW_MAJOR
-) -> dict[str, float]:
-    """What `cost` is made of (triton_matmul.terms)."""
-    return triton_matmul.terms(kind, config, size, device, accesses)
-
-
 def _constants(kind: Kind, config: Config) -> Constants:
     if config.get("down"):
         return triton_matmul.constants_of(kind)

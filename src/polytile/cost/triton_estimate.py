@@ -44,9 +44,11 @@ MOST_REGISTERS = 255
 class Constants:
     """Constants that no data sheet states, fitted for each kind of loop to times on an H100 (docs/cuda-prior.md).
 
-    memory_latency, cache_latency   s of a load from memory, and of an L2 cache hit dispatch         s per program of the first
-    wave until it runs finish           s until the next launch, or the last program, sees the partial results of a split row
-    issue            cycles between two dependent instructions base_registers   registers of a thread besides those of its points
+    memory_latency, cache_latency   s of a load from memory, and of an L2 cache hit
+    dispatch         s per program of the first wave until it runs
+    finish           s until the next launch, or the last program, sees the partial results of a split row
+    issue            cycles between two dependent instructions
+    base_registers   registers of a thread besides those of its points
     """
 
     memory_latency: float

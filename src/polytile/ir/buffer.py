@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import sympy
@@ -68,6 +69,11 @@ class View:
 
     def index(self, point: tuple[sympy.Expr, ...]) -> sympy.Expr:
         return self.offset + sum((i * s for i, s in zip(point, self.strides, strict=True)), algebra.ZERO)
+
+    def passed(self, buffers: Mapping[str, Buffer]) -> str | View:
+        """What a kernel is given that takes strides as integers: the name of the buffer if the view starts at its first element,
+        else the view."""
+        return self.buffer if self.offset == 0 and self.dtype == buffers[self.buffer].dtype else self
 
 
 def whole(buffer: Buffer) -> View:

@@ -25,12 +25,11 @@ def operands(kernel: GemmKernel, args: Sequence[Any]) -> tuple[dict[str, torch.T
     named = dict(zip([t.name for t in kernel.tensors], args, strict=False))
     ints = args[len(kernel.tensors) :]
     size = dict(zip(kernel.size_names, ints, strict=False))
-    for name, axes, rows, columns in (
-        ("A", "bmk", "M", "K"), ("B", "bkn", "K", "N"), ("P", "bmk", "M", "L"), ("Q", "bkn", "L", "N"), ("C", "bmn", "M", "N"),
-    ):  # fmt: skip
+    for name, axes in prologue.AXES.items():
         if name in named and (name not in "PQ" or kernel.second is not None):
-            strides = [size[f"{name.lower()}_stride_{axis}"] for axis in axes]
-            shape = (batch_of(kernel, name, size), size[rows], size[columns])
+            _, *lengths = (size[length] for length, _ in axes)
+            strides = [size[f"{name.lower()}_stride_{axis}"] for _, axis in axes]
+            shape = (batch_of(kernel, name, size), *lengths)
             named[name] = named[name].as_strided(shape, strides, named[name].storage_offset())
     if kernel.scales is not None:
         named |= scales.views(kernel, named, dict(zip(kernel.size_names, ints, strict=True)))
@@ -50,12 +49,9 @@ def positions(kernel: GemmKernel) -> tuple[sympy.Expr, ...]:
     from polytile.matmul.triton.unit import epilogue_kernel
 
     ends = [
-        sum((symbol(f"{name}_stride_{axis}") * symbol(size) for axis, size in axes), sizes.ZERO)
-        for name, axes in (
-            ("a", (("b", "batch"), ("m", "M"), ("k", "K"))), ("b", (("b", "batch"), ("k", "K"), ("n", "N"))),
-            ("p", (("b", "batch"), ("m", "M"), ("k", "L"))), ("q", (("b", "batch"), ("k", "L"), ("n", "N"))),
-        )[: 2 if kernel.second is None else 4]
-    ]  # fmt: skip
+        sum((symbol(f"{name.lower()}_stride_{axis}") * symbol(size) for size, axis in prologue.AXES[name]), sizes.ZERO)
+        for name in ("AB" if kernel.second is None else "ABPQ")
+    ]
     if kernel.scales is not None:
         own = [zip(scales.STRIDES[name], scales.AXES[name], strict=True) for name in scales.blocks(kernel)]
         ends += [symbol(stride) * symbol(size) for pairs in own for stride, size in pairs]
@@ -72,7 +68,7 @@ def make_args(kernel: GemmKernel, size: Mapping[str, int], target: torch.device 
     loops += [(kernel.epilogue, kernel.symbols)] if kernel.epilogue is not None else []
     tensors: list[torch.Tensor] = []
     for t in kernel.tensors[: len(kernel.tensors) - kernel.packed]:
-        if t.name in ("A", "B", "C", "P", "Q"):
+        if t.name in prologue.AXES:
             count = prologue.elements(kernel, t.name, full)
         elif t.name == ENDS:
             tensors.append(_ends(size["batch"], full["M" if kernel.spec.grouped == "m" else "K"], target))

@@ -46,19 +46,16 @@ class GemmKernel:
     ----------
     tf32
         Whether float32 operands may be rounded to TF32, as PyTorch's switch allowed when the graph was compiled. (Dynamo
-        recompiles
-        when the switch changes.)
+        recompiles when the switch changes.)
     prologues
         An operand with a prologue is not in memory. The tensors A0, A1, … from which it is computed take its place; its strides
-        are
-        those with which it would be stored.
+        are those with which it would be stored.
     packed
         If set, the last tensor, P, is B packed ahead of the call, or absent; the last integer, IS_PACKED, says which
         (matmul/packed_weights.py).
     second
         The layouts of P (batch, m, k) and Q (batch, k, n), whose product over L terms is added to that of A and B. They follow A
-        and B
-        among the tensors. Such a kernel has no prologues.
+        and B among the tensors. Such a kernel has no prologues.
     scales
         The block sizes (rows, columns) that share a scale, for A (None if unscaled) and for B (matmul/scales.py).
     int4
@@ -67,8 +64,7 @@ class GemmKernel:
     Notes
     -----
     If its spec is `grouped`, the tensor ENDS follows A and B, and `batch` is the number of groups. With groups along m, only B
-    has a
-    batch; with groups along k, only the result has one. The other batch strides are passed but unused.
+    has a batch; with groups along k, only the result has one. The other batch strides are passed but unused.
     """
 
     spec: GemmSpec
@@ -293,7 +289,7 @@ def _spec(template: Template) -> GemmSpec:
 
 def _in_memory(name: str, view: View, buffers: Mapping[str, Buffer]) -> _Arguments:
     """A tensor in memory. Its strides are not included: the caller adds them in the order of the ABI."""
-    return _Arguments((TensorArg(name, view.dtype, "in"),), (_buffer_or_view(view, buffers),))
+    return _Arguments((TensorArg(name, view.dtype, "in"),), (view.passed(buffers),))
 
 
 def _operand(name: str, view: View, computed: prologue.Canonical | None, buffers: Mapping[str, Buffer]) -> _Arguments:
@@ -308,7 +304,7 @@ def _results(template: Template, buffers: Mapping[str, Buffer]) -> tuple[_Argume
     """C and its strides, or the epilogue with its own tensors and integers."""
     out, loop = template.out, template.epilogue
     if loop is None:
-        return _Arguments((TensorArg("C", out.dtype, "out"),), (_buffer_or_view(out, buffers),), out.strides), None, ()
+        return _Arguments((TensorArg("C", out.dtype, "out"),), (out.passed(buffers),), out.strides), None, ()
     inner, site = canonical.canonicalize(loop, buffers)
     names = {t.name: f"e{t.name[1:]}" for t in inner.tensors}
     tensors = tuple(TensorArg(names[t.name], t.dtype, t.role) for t in inner.tensors)
@@ -318,11 +314,6 @@ def _results(template: Template, buffers: Mapping[str, Buffer]) -> tuple[_Argume
 def _unit_stride_axis(view: View, letters: Mapping[int, str]) -> str:
     """The axis of an operand that is known to have stride 1, or "any"."""
     return next((letter for d, letter in letters.items() if view.strides[d] == 1), "any")
-
-
-def _buffer_or_view(view: View, buffers: Mapping[str, Buffer]) -> str | View:
-    """The buffer itself if the view starts at its first element (strides are passed as integers), else the view."""
-    return view.buffer if view.offset == 0 and view.dtype == buffers[view.buffer].dtype else view
 
 
 def kernel_name(kernel: GemmKernel, origins: Sequence[str]) -> str:

@@ -27,10 +27,13 @@ Prologues = tuple[LoopKernel | None, LoopKernel | None]
 """The prologues of A and of B; None if the operand is in memory."""
 
 AXES = {
-    "A": (("M", "m"), ("K", "k")), "B": (("K", "k"), ("N", "n")), "P": (("M", "m"), ("L", "k")), "Q": (("L", "k"), ("N", "n")),
-    "C": (("M", "m"), ("N", "n")),
+    name: (("batch", "b"), rows, columns)
+    for name, rows, columns in (
+        ("A", ("M", "m"), ("K", "k")), ("B", ("K", "k"), ("N", "n")), ("C", ("M", "m"), ("N", "n")),
+        ("P", ("M", "m"), ("L", "k")), ("Q", ("L", "k"), ("N", "n")),
+    )
 }  # fmt: skip
-"""Size and axis of the rows and of the columns of each operand and of the result."""
+"""Sizes and axes of each operand and of the result: of the batch, of rows and of columns."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,7 @@ def tensor_count(kernel: LoopKernel | None) -> int:
 
 def elements(kernel: GemmKernel, operand: str, size: Mapping[str, int]) -> int:
     """Number of elements from the first to the last of an operand with the given strides; 0 if it has none."""
-    letter, (rows, columns) = operand.lower(), AXES[operand]
-    axes = (("batch", "b"), rows, columns)
+    letter, axes = operand.lower(), AXES[operand]
     if not all(size[name] for name, _ in axes):
         return 0
     return 1 + sum((size[name] - 1) * size[f"{letter}_stride_{axis}"] for name, axis in axes)

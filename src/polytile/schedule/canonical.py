@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import sympy
@@ -17,8 +17,8 @@ from polytile.ir.library_call import LibraryCall
 from polytile.ir.loop import SEGMENT_SUM, Axis, Loop, Store
 from polytile.ir.printer import loop_text, type_name
 from polytile.problem import digest
-from polytile.schedule.derived import call_with_derived, derived_of, sizes_of, with_derived
-from polytile.schedule.extents import call_with_extents, extents_of, with_extents
+from polytile.schedule.derived import derived_of, in_derived, sizes_of, with_derived
+from polytile.schedule.extents import extents_of, in_extents, with_extents
 from polytile.schedule.starts import call_with_starts, starts_of, with_starts
 
 
@@ -160,11 +160,13 @@ def canonicalize(loop: Loop, buffers: Mapping[str, Buffer], extents_too: bool = 
     library, loop = calls.calls_of(loop, buffers), _rename_axes(loop)
     order, roles = _buffer_roles(loop, buffers)
     derived = derived_of(loop)
-    loop, library = with_derived(loop, derived), tuple(call_with_derived(call, derived) for call in library)
+    if derived:
+        loop, library = with_derived(loop, derived), _renumbered(library, partial(in_derived, derived=derived))
     starts = starts_of(loop)
     loop, library = with_starts(loop, starts), tuple(call_with_starts(call, starts) for call in library)
     constant = extents_of(loop) if extents_too else {}
-    loop, library = with_extents(loop, constant), tuple(call_with_extents(call, constant) for call in library)
+    if constant:
+        loop, library = with_extents(loop, constant), _renumbered(library, partial(in_extents, extents=constant))
     own = {a.symbol for a in loop.axes + loop.reduced}
     extents = [a.size for a in loop.axes + loop.reduced]
     size_exprs = [*extents]
@@ -183,6 +185,11 @@ def canonicalize(loop: Loop, buffers: Mapping[str, Buffer], extents_too: bool = 
     here = sizes_of(derived)
     site = CallSite(tuple(order), tuple(sizes.substitute(values.get(e, e), here) for e in symbols))
     return LoopKernel(renamed, tensors, tuple(symbols.values()), library), site
+
+
+def _renumbered(library: Sequence[LibraryCall], number: Callable[[sympy.Expr], sympy.Expr]) -> tuple[LibraryCall, ...]:
+    """The calls with `number` of each of their sizes and strides."""
+    return tuple(calls.renamed(call, {view.buffer: view.buffer for view in call.views()}, number) for call in library)
 
 
 def _rename_axes(loop: Loop) -> Loop:

@@ -21,8 +21,6 @@ import sympy
 from torch.utils._sympy.functions import FloorDiv
 
 from polytile.ir import expr, sizes
-from polytile.ir.calls import renamed
-from polytile.ir.library_call import LibraryCall
 from polytile.ir.loop import Axis, Loop
 
 
@@ -72,7 +70,7 @@ def _is_below_a_size(quotient: sympy.Expr) -> bool:
 
 
 def _terms(places: Iterable[sympy.Expr], derived: Sequence[Derived]) -> int:
-    return sum(len(sympy.Add.make_args(_in_derived(place, derived))) for place in places)
+    return sum(len(sympy.Add.make_args(in_derived(place, derived))) for place in places)
 
 
 def with_derived(loop: Loop, derived: Sequence[Derived]) -> Loop:
@@ -81,7 +79,7 @@ def with_derived(loop: Loop, derived: Sequence[Derived]) -> Loop:
         return loop
 
     def index_map(index: sympy.Expr) -> sympy.Expr:
-        return _in_derived(index, derived)
+        return in_derived(index, derived)
 
     def axes(group: Sequence[Axis]) -> tuple[Axis, ...]:
         return tuple(Axis(axis.symbol, index_map(axis.size)) for axis in group)
@@ -90,13 +88,8 @@ def with_derived(loop: Loop, derived: Sequence[Derived]) -> Loop:
     return replace(mapped, axes=axes(loop.axes), reduced=axes(loop.reduced))
 
 
-def call_with_derived(call: LibraryCall, derived: Sequence[Derived]) -> LibraryCall:
-    """`call` with the symbols of `derived` in its sizes and strides."""
-    names = {view.buffer: view.buffer for view in call.views()}
-    return renamed(call, names, lambda number: _in_derived(number, derived)) if derived else call
-
-
-def _in_derived(number: sympy.Expr, derived: Sequence[Derived]) -> sympy.Expr:
+def in_derived(number: sympy.Expr, derived: Sequence[Derived]) -> sympy.Expr:
+    """A size or an index with the symbols of `derived`."""
     stands = {one.quotient: one.symbol - (one.size - one.quotient) for one in derived if number.has(one.quotient)}
     return sizes.expand(number.xreplace(stands)) if stands else number
 
@@ -104,6 +97,3 @@ def _in_derived(number: sympy.Expr, derived: Sequence[Derived]) -> sympy.Expr:
 def sizes_of(derived: Sequence[Derived]) -> Mapping[sympy.Expr, sympy.Expr]:
     """What the caller computes for each symbol."""
     return {one.symbol: one.size for one in derived}
-
-
-__all__ = ["Derived", "call_with_derived", "derived_of", "sizes_of", "with_derived"]

@@ -20,8 +20,6 @@ from dataclasses import replace
 import sympy
 
 from polytile.ir import expr, sizes
-from polytile.ir.calls import renamed
-from polytile.ir.library_call import LibraryCall
 from polytile.ir.loop import Axis, Loop
 from polytile.schedule.nest import SHORT, Form, nest_of
 
@@ -61,20 +59,14 @@ def with_extents(loop: Loop, extents: Extents) -> Loop:
         return loop
 
     def rule(node: expr.Node, children: tuple[expr.Node, ...]) -> expr.Node:
-        return expr.rebuild(node, children, lambda index: _in_extents(index, extents))
+        return expr.rebuild(node, children, lambda index: in_extents(index, extents))
 
-    axes = tuple(Axis(a.symbol, _in_extents(a.size, extents) if a.size.is_Integer else a.size) for a in loop.axes)
-    places = {store.index: _in_extents(store.index, extents) for store in loop.stores}
+    axes = tuple(Axis(a.symbol, in_extents(a.size, extents) if a.size.is_Integer else a.size) for a in loop.axes)
+    places = {store.index: in_extents(store.index, extents) for store in loop.stores}
     return replace(loop.map_roots(lambda roots: expr.rewrite(roots, rule), places.__getitem__), axes=axes)
 
 
-def call_with_extents(call: LibraryCall, extents: Extents) -> LibraryCall:
-    """`call` with the symbols of `extents` in its sizes and strides."""
-    names = {view.buffer: view.buffer for view in call.views()}
-    return renamed(call, names, lambda number: _in_extents(number, extents)) if extents else call
-
-
-def _in_extents(number: sympy.Expr, extents: Extents) -> sympy.Expr:
+def in_extents(number: sympy.Expr, extents: Extents) -> sympy.Expr:
     """`number`, a polynomial, with each coefficient that is a multiple of an extent as a multiple of its symbol."""
     terms = []
     for term in sympy.Add.make_args(number):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from polytile.attention.cpp import scores, tiles
+from polytile.attention.cpp import scores
 from polytile.attention.layout import INDICES
 from polytile.attention.problem import EXTENTS, AttentionProblem, Causal
 from polytile.attention.scores import scores_of
+from polytile.matmul.cpp import common as matmul
 from polytile.schedule.canonical import TensorArg
 
 STORAGE = {torch.float32: "float", torch.bfloat16: "pt::bf16", torch.float16: "pt::f16", torch.bool: "pt::bool8"}
@@ -226,7 +227,7 @@ extern "C" long {name}(void* const* ptrs, const long* sizes, long threads) {{
 def opening(problem: AttentionProblem, lanes: int) -> str:
     """What every translation unit begins with, up to its constants within the namespace `attention`."""
     computed = scores.functions(problem, lanes) if problem.computes_scores else ""
-    return f"{comment(problem)}{tiles.MEMORY}{computed}namespace {{\nnamespace attention {{\n{constants(problem, lanes)}"
+    return f"{comment(problem)}{matmul.MEMORY}{computed}namespace {{\nnamespace attention {{\n{constants(problem, lanes)}"
 
 
 def comment(problem: AttentionProblem) -> str:

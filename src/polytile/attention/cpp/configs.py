@@ -23,35 +23,22 @@ from polytile.runtime import cpu
 FEW_ROWS = 32
 """Keys are read in place up to this many rows per key head, over all its query heads."""
 
-FLASH: dict[int, tuple[dict[str, Any], ...]] = {
-    16: ({"rows": 48, "keys": 256, "mr": 6, "nv": 4},),
-    8: ({"rows": 48, "keys": 256, "mr": 6, "nv": 2},),
-    4: ({"rows": 48, "keys": 256, "mr": 6, "nv": 2},),
+LONG = 16
+"""Floats of a vector of 64 bytes, of which a CPU has 32 registers; of shorter vectors it has 16."""
+NUMBERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "flash": ({"rows": 48, "keys": 256, "mr": 6, "nv": 4}, {"rows": 48, "keys": 256, "mr": 6, "nv": 2}),
+    "split": ({"keys": 128, "mr": 6, "nv": 4, "columns": 4}, {"keys": 128, "mr": 2, "nv": 4, "columns": 4}),
+    "backward": ({"rows": 48, "keys": 256, "mr": 6, "nv": 4}, {"rows": 48, "keys": 128, "mr": 6, "nv": 2}),
 }
-"""By floats per vector: 24 vector accumulators with 32 registers of 64 bytes, 12 with 16 registers."""
-SPLIT: dict[int, tuple[dict[str, Any], ...]] = {
-    16: ({"keys": 128, "mr": 6, "nv": 4, "columns": 4},),
-    8: ({"keys": 128, "mr": 2, "nv": 4, "columns": 4},),
-    4: ({"keys": 128, "mr": 2, "nv": 4, "columns": 4},),
-}
-
-
-BACKWARD: dict[int, tuple[dict[str, Any], ...]] = {
-    16: ({"rows": 48, "keys": 256, "mr": 6, "nv": 4},),
-    8: ({"rows": 48, "keys": 128, "mr": 6, "nv": 2},),
-    4: ({"rows": 48, "keys": 128, "mr": 6, "nv": 2},),
-}
+"""The numbers of each variant for long vectors, with 24 vectors of sums, and for shorter ones, with 12 or fewer."""
 
 
 def space(problem: AttentionProblem, lanes: int) -> tuple[Config, ...]:
     """Every config for vectors of `lanes` floats, in canonical order, without a number of threads."""
     more: dict[str, Any] = {"pairs": 1} if problem.dtype == torch.bfloat16 and multiplies_pairs() else {}
-    if problem.backward:
-        return tuple(Config.of(variant="backward", **row, **more) for row in BACKWARD[lanes])
-    configs = [Config.of(variant="flash", **row, **more) for row in FLASH[lanes]]
-    if problem.dense[1:] == (True, True):
-        configs += [Config.of(variant="split", **row, **more) for row in SPLIT[lanes]]
-    return tuple(configs)
+    forward = ("flash", "split") if problem.dense[1:] == (True, True) else ("flash",)
+    variants = ("backward",) if problem.backward else forward
+    return tuple(Config.of(variant=variant, **NUMBERS[variant][lanes < LONG], **more) for variant in variants)
 
 
 def multiplies_pairs() -> bool:

@@ -6,12 +6,6 @@ from typing import Literal
 
 from polytile.matmul.cpp.register_tile import Tile
 
-MEMORY = """\
-extern "C" void* malloc(unsigned long);
-extern "C" void free(void*);
-constexpr long NO_MEMORY = -2;                     // what a call answers that finds no memory for its work
-"""
-
 MULTIPLY = """\
 // o (+)= a · b for a panel of `vectors` vectors, whose steps are b_k apart. {meaning}
 static inline void multiply(const PA* a, long apart, long rows, const PB* b, long vectors, long b_k, long steps, T* o, long o_m,

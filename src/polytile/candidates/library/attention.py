@@ -5,12 +5,15 @@ scaled_dot_product_attention would choose.
     efficient  the memory-efficient kernels: any mask that can be added
     cudnn      cuDNN's, which builds a plan for each combination of exact sizes
     math       all scores in memory; right for everything
+
+The operator of a derivative takes the results of the forward operator of the same kind. The result and log-sum-exp of any
+attention serve as well, since they are the same numbers; `gradients` adapts their shapes. Without dropout the random state is
+not read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -23,8 +26,8 @@ from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import PythonEntry
 from polytile.cost import library_attention as prior
 from polytile.ir.attention import EMPTY
-from polytile.problem import Config, digest
-from polytile.runtime.efficient_attention import added, aligned, efficient, once
+from polytile.problem import digest
+from polytile.runtime.efficient_attention import added, aligned, efficient, efficient_backward, hidden, no_state, once
 from polytile.runtime.target import Target
 
 aten = torch.ops.aten
@@ -36,13 +39,13 @@ class AttentionLibrary(Candidate):
     """One of the library's kernels. Subclasses say what it can do and call it."""
 
     origin = "sdpa"
-    config = Config()
     recordable = True
     gives_changes = False
     """Whether the derivative may include that of the scores."""
 
     def __init__(self, problem: AttentionProblem, target: torch.device) -> None:
         self.problem, self.target = problem, target
+        self.causal = problem.causal is not Causal.NO
 
     @cached_property
     def source_hash(self) -> str:
@@ -57,11 +60,19 @@ class AttentionLibrary(Candidate):
         """The result, and lse where the problem has one. The library's operators allocate both."""
         raise NotImplementedError
 
+    def gradients(self, given: Operands) -> Sequence[torch.Tensor]:
+        """The gradients of q, k and v, and of the bias if wanted, where the problem is a derivative."""
+        raise NotImplementedError
+
     def entry(self) -> PythonEntry:
         return PythonEntry(self._call, recordable=self.recordable)
 
     def _call(self, *args: Any) -> None:
         given = operands(self.problem, args)
+        if self.problem.backward:
+            for place, value in zip(given.gradients, self.gradients(given), strict=False):
+                place.copy_(value)
+            return
         out, lse = self.run(given)
         given.out.copy_(out)
         if given.lse is not None and lse is not None:
@@ -91,18 +102,8 @@ class FusedLibrary(AttentionLibrary):
         problem = self.problem
         bias = problem.bias
         addable = bias is None or bias.dtype != torch.bool or (problem.empty_is_0 and bias.fill == EMPTY)
-        named = ("B", "Hq", "Hkv", "Mq", "Mkv", "D", "Dv")
-        dense = all(sizes.get(f"{name}_stride_d", 1) == 1 for name in "qkv")
         right_when_empty = problem.empty_is_0 or problem.causal is not Causal.BOTTOM_RIGHT
-        return addable and dense and right_when_empty and all(sizes[name] > 0 for name in named)
-
-    def added(self, given: Operands) -> torch.Tensor | None:
-        """The bias in q's type, as (B, Hq, Mq, Mkv); 0 or -inf for one of booleans."""
-        return added(given.bias, given.q.dtype) if given.bias is not None else None
-
-    def aligned(self, given: Operands) -> torch.Tensor | None:
-        """The bias as kernels load it: several elements at a time."""
-        return aligned(given.bias, given.q, given.k)
+        return addable and right_when_empty and _has_dense_rows(sizes, ("B", "Hq", "Hkv", "Mq", "Mkv", "D", "Dv"))
 
     def completed(self, out: torch.Tensor, given: Operands, zeros: bool) -> torch.Tensor:
         """`out` with NaN in the rows that see no key, as the problem wants it; with 0 too, where the kernel is not known to give
@@ -125,27 +126,52 @@ class FlashLibrary(FusedLibrary):
         return fits and square and super().valid(sizes)
 
     def run(self, given: Operands) -> Result:
-        length, over = given.q.shape[3], -given.q.shape[3] % 8
-        q, k, v = (pad(each, (0, over)) if over else each for each in (given.q, given.k, given.v))
-        causal = self.problem.causal is not Causal.NO
-        scale = length**-0.5 if self.problem.scale is None else self.problem.scale  # of rows without padding
-        result = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
-        return result[0].narrow(3, 0, length) if over else result[0], result[1]
+        q, k, v = self._padded(given.q, given.k, given.v)
+        result = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, self.causal, False, scale=self._scale(given))
+        return result[0].narrow(3, 0, given.q.shape[3]), result[1]
+
+    def gradients(self, given: Operands) -> Sequence[torch.Tensor]:
+        """Sums over blocks of keys are in a fixed order where torch wants deterministic algorithms."""
+        out, saved, grad = given.left
+        q, k, v, out, grad = self._padded(given.q, given.k, given.v, out, grad)
+        found = aten._scaled_dot_product_flash_attention_backward(
+            grad, q, k, v, out, hidden(saved), None, None, q.shape[2], k.shape[2], 0.0, self.causal, *no_state(q),
+            scale=self._scale(given),
+        )  # fmt: skip
+        return [each.narrow(3, 0, given.q.shape[3]) for each in found[:3]]
+
+    def _scale(self, given: Operands) -> float:
+        """That of rows without padding."""
+        return given.q.shape[3] ** -0.5 if self.problem.scale is None else self.problem.scale
+
+    @staticmethod
+    def _padded(*each: torch.Tensor) -> Iterable[torch.Tensor]:
+        over = -each[0].shape[3] % 8
+        return (pad(one, (0, over)) if over else one for one in each)
 
 
 class EfficientLibrary(FusedLibrary):
-    """The memory-efficient kernels. Heads of q that share one of k read a copy of it."""
+    """The memory-efficient kernels. Heads of q that share one of k read a copy of it. The causal mask of the derivative counts
+    from the top left."""
 
     name = "efficient"
+    gives_changes = True
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
-        aligned = all(sizes[name] * self.problem.dtype.itemsize % 16 == 0 for name in ("D", "Dv"))
-        return aligned and super().valid(sizes)
+        problem = self.problem
+        aligned = all(sizes[name] * problem.dtype.itemsize % 16 == 0 for name in ("D", "Dv"))
+        derived = not problem.backward or problem.causal is not Causal.BOTTOM_RIGHT or sizes["Mq"] == sizes["Mkv"]
+        return aligned and derived and super().valid(sizes)
 
     def run(self, given: Operands) -> Result:
         problem = self.problem
         out, lse = efficient(given.q, given.k, given.v, given.bias, problem.scale, problem.causal.value, problem.lse)
         return self.completed(out, given, zeros=True), lse
+
+    def gradients(self, given: Operands) -> Sequence[torch.Tensor]:
+        out, saved, grad = given.left
+        how = self.problem.scale, self.causal, self.problem.changes
+        return efficient_backward(grad, given.q, given.k, given.v, given.bias, out, saved, *how)
 
 
 class CudnnLibrary(FusedLibrary):
@@ -164,11 +190,18 @@ class CudnnLibrary(FusedLibrary):
         return self.problem.dtype.itemsize == 2 and even and square and super().valid(sizes)
 
     def run(self, given: Operands) -> Result:
-        causal = self.problem.causal is not Causal.NO
+        bias, problem = aligned(given.bias, given.q, given.k), self.problem
         result = aten._scaled_dot_product_cudnn_attention(
-            given.q, given.k, given.v, self.aligned(given), self.problem.lse, 0.0, causal, False, scale=self.problem.scale
+            given.q, given.k, given.v, bias, problem.lse, 0.0, self.causal, False, scale=problem.scale
         )
-        return self.completed(result[0], given, zeros=False), result[1].reshape(given.q.shape[:3]) if self.problem.lse else None
+        return self.completed(result[0], given, zeros=False), result[1].reshape(given.q.shape[:3]) if problem.lse else None
+
+    def gradients(self, given: Operands) -> Sequence[torch.Tensor]:
+        (out, saved, grad), bias = given.left, aligned(given.bias, given.q, given.k)
+        return aten._scaled_dot_product_cudnn_attention_backward(
+            grad, given.q, given.k, given.v, out, hidden(saved).unsqueeze(3), *no_state(grad), bias, None, None,
+            given.q.shape[2], given.k.shape[2], 0.0, self.causal, scale=self.problem.scale,
+        )  # fmt: skip
 
 
 class PackedFlashLibrary(AttentionLibrary):
@@ -178,40 +211,32 @@ class PackedFlashLibrary(AttentionLibrary):
     origin = "library"
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
-        named = ("B", "Hq", "Hkv", "Mq", "Mkv", "D", "Tq", "Tk")
-        dense = all(sizes.get(f"{name}_stride_d", 1) == 1 for name in "qkv")
-        return (
-            dense
-            and all(sizes[name] > 0 for name in named)
-            and sizes["D"] == sizes["Dv"] <= 256
-            and sizes["D"] % 8 == 0
-        )
+        fits = sizes["D"] == sizes["Dv"] <= 256 and sizes["D"] % 8 == 0
+        return fits and _has_dense_rows(sizes, ("B", "Hq", "Hkv", "Mq", "Mkv", "D", "Tq", "Tk"))
 
-    @property
-    def placed(self) -> dict[str, Any]:
-        """The operators' window."""
+    def _how(self) -> dict[str, Any]:
+        """What both operators take by name."""
         before, after = self.problem.window or (-1, 0 if self.problem.causal is Causal.BOTTOM_RIGHT else -1)
-        return {"window_size_left": before, "window_size_right": after}
+        return {"scale": self.problem.scale, "window_size_left": before, "window_size_right": after}
+
+    def _where(self, given: Operands) -> tuple[Any, ...]:
+        """What both take after their operands: where sequences start, the longest of each, and the mask."""
+        starts = given.indices["q_starts"], given.indices["k_starts"]
+        return *starts, given.rows, given.keys, 0.0, self.causal
 
     def run(self, given: Operands) -> Result:
         q, k, v = (each.transpose(0, 1) for each in (given.q, given.k, given.v))
-        starts, used = (given.indices["q_starts"], given.indices["k_starts"]), given.indices.get("k_used")
-        causal = self.problem.causal is not Causal.NO
-        out, lse, *_ = aten._flash_attention_forward(
-            q,
-            k,
-            v,
-            *starts,
-            given.rows,
-            given.keys,
-            0.0,
-            causal,
-            False,
-            scale=self.problem.scale,
-            seqused_k=used,
-            **self.placed,
-        )
+        used = given.indices.get("k_used")
+        out, lse, *_ = aten._flash_attention_forward(q, k, v, *self._where(given), False, seqused_k=used, **self._how())
         return out.transpose(0, 1), torch.where(lse == -EMPTY, EMPTY, lse) if self.problem.lse else None
+
+    def gradients(self, given: Operands) -> Sequence[torch.Tensor]:
+        out, saved, grad = given.left
+        q, k, v, out, grad = (each.transpose(0, 1) for each in (given.q, given.k, given.v, out, grad))
+        found = aten._flash_attention_backward(
+            grad, q, k, v, out, hidden(saved), *self._where(given), *no_state(q), **self._how()
+        )
+        return [each.transpose(0, 1) for each in found]
 
 
 def takes_packed_sequences(problem: AttentionProblem) -> bool:
@@ -233,14 +258,30 @@ class CpuFlashLibrary(FusedLibrary):
         return square and sizes["D"] == sizes["Dv"] and super().valid(sizes)
 
     def run(self, given: Operands) -> Result:
-        causal, bias = self.problem.causal is not Causal.NO, self.added(given)
-        bias = bias.expand(*given.q.shape[:3], given.k.shape[2]) if bias is not None else None
         out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
-            given.q, given.k, given.v, 0.0, causal, attn_mask=bias, scale=self.problem.scale
+            given.q, given.k, given.v, 0.0, self.causal, attn_mask=self._mask(given), scale=self.problem.scale
         )
         if self.problem.lse and given.bias is not None:  # it gives 0 for a row that sees no key
             lse = lse.masked_fill(rows_without_a_key(given.bias).squeeze(-1), EMPTY)
         return self.completed(out, given, zeros=True), lse
+
+    def gradients(self, given: Operands) -> Sequence[torch.Tensor]:
+        out, saved, grad = given.left
+        return aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, given.q, given.k, given.v, out, saved, 0.0, self.causal, attn_mask=self._mask(given), scale=self.problem.scale
+        )
+
+    @staticmethod
+    def _mask(given: Operands) -> torch.Tensor | None:
+        """The bias in q's type, as (B, Hq, Mq, Mkv); 0 or -inf for one of booleans."""
+        if given.bias is None:
+            return None
+        return added(given.bias, given.q.dtype).expand(*given.q.shape[:3], given.k.shape[2])
+
+
+def _has_dense_rows(sizes: Mapping[str, int], extents: Sequence[str]) -> bool:
+    """Whether rows of d are dense, and none of these sizes is 0."""
+    return all(sizes.get(f"{name}_stride_d", 1) == 1 for name in "qkv") and all(sizes[name] > 0 for name in extents)
 
 
 def rows_without_a_key(bias: torch.Tensor) -> torch.Tensor:
@@ -249,24 +290,13 @@ def rows_without_a_key(bias: torch.Tensor) -> torch.Tensor:
     return bias.any(-1, keepdim=True).logical_not_() if bias.dtype == torch.bool else bias.amax(-1, keepdim=True) == EMPTY
 
 
-@dataclass(frozen=True)
-class Kernels:
-    """The library's kernels by where they run: on packed sequences, on a CPU, and on a GPU in canonical order."""
-
-    packed: type[AttentionLibrary]
-    cpu: type[AttentionLibrary]
-    gpu: tuple[type[AttentionLibrary], ...]
-
-    def candidates(self, problem: AttentionProblem, target: torch.device) -> tuple[AttentionLibrary, ...]:
-        """The candidates for a device, in canonical order."""
-        on_gpu, kernels = target.type == "cuda", list[type[AttentionLibrary]]()
-        if problem.layout is not None:
-            kernels += [self.packed] if on_gpu and takes_packed_sequences(problem) else []
-        elif not problem.computes_scores and not (problem.backward and problem.lse):  # they take no gradient of lse
-            kernels += self.gpu if on_gpu else [self.cpu]
-        kernels.append(MathLibrary)
-        kernels = [kernel for kernel in kernels if kernel.gives_changes or not problem.changes]
-        return tuple(kernel(problem, target) for kernel in kernels if kernel.name != "cudnn" or torch.version.hip is None)
-
-
-FORWARD = Kernels(PackedFlashLibrary, CpuFlashLibrary, (FlashLibrary, EfficientLibrary, CudnnLibrary))
+def candidates(problem: AttentionProblem, target: torch.device) -> tuple[AttentionLibrary, ...]:
+    """The library's kernels for a device, in canonical order."""
+    on_gpu, kernels = target.type == "cuda", list[type[AttentionLibrary]]()
+    if problem.layout is not None:
+        kernels += [PackedFlashLibrary] if on_gpu and takes_packed_sequences(problem) else []
+    elif not problem.computes_scores and not (problem.backward and problem.lse):  # they take no gradient of lse
+        kernels += [FlashLibrary, EfficientLibrary, CudnnLibrary] if on_gpu else [CpuFlashLibrary]
+    kernels.append(MathLibrary)
+    kernels = [kernel for kernel in kernels if kernel.gives_changes or not problem.changes]
+    return tuple(kernel(problem, target) for kernel in kernels if kernel.name != "cudnn" or torch.version.hip is None)

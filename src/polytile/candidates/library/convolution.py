@@ -12,6 +12,7 @@ deterministic ones, so that they have plans of their own. Equal calls of them gi
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -21,8 +22,8 @@ import torch
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import PythonEntry
 from polytile.cost.roofline import PLAIN_FLOPS, tensor_flops
-from polytile.problem import Config, digest
-from polytile.runtime.chosen_convolution import LAST, ConvolutionProblem, Operands
+from polytile.problem import digest
+from polytile.runtime.chosen_convolution import LAST, ConvolutionProblem, GradientProblem, Operands
 from polytile.runtime.target import Target
 
 aten = torch.ops.aten
@@ -33,33 +34,65 @@ FIND_SECONDS = 0.2
 SHARE = 0.4
 """Share of the peak that cuDNN's kernels are taken to reach."""
 
-CONVERSIONS = 3
-"""Launches that convert images, weight and result."""
-
 MOST_SIZES = 1024
 """Number of image sizes for which eager's choice of a kernel is kept."""
 
-class Convolution(Candidate):
-    """Eager's own call, into memory that the caller gives."""
 
-    name = "library"
-    origin = "library"
-    config = Config()
+class LibraryConvolution(Candidate):
+    """One of the library's ways to compute a convolution or its derivative. A subclass sets `forward` and calls the library."""
 
-    def __init__(self, problem: ConvolutionProblem, target: torch.device) -> None:
-        self.problem, self.target = problem, target
-        self._backends: dict[torch.Size, str] = {}
+    family: str
+    conversions: int
+    """Launches that convert what a call reads and writes to channels-last, and back."""
+    forward: ConvolutionProblem
+
+    def __init__(self, problem: ConvolutionProblem | GradientProblem, target: torch.device, last: bool, timed: bool) -> None:
+        self.target, self.last, self.timed, self._text = target, last, timed, problem.text
+        self.name = " ".join(["last"] * last + ["timed"] * timed) or "library"
+        self.origin = "cudnn" if last or timed else "library"
 
     @cached_property
     def source_hash(self) -> str:
-        return digest(f"convolution {self.name} {torch.__version__} {torch.backends.cudnn.version()} {self.problem.text}")
+        return digest(f"{self.family} {self.name} {torch.__version__} {torch.backends.cudnn.version()} {self._text}")
+
+    @property
+    def per_size(self) -> bool:
+        """The cost of timed kernels is that of the first call at a size, in which cuDNN times them."""
+        return self.timed
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
-        return all(n > 0 for n in self.problem.extents([sizes[name] for name in self.problem.size_names]))
+        given = [sizes[name] for name in self.forward.size_names]
+        return not (self.last and self.forward.last) and all(n > 0 for n in self.forward.extents(given))
+
+    @abstractmethod
+    def eager_cost(self, sizes: Mapping[str, int]) -> float:
+        """Predicted seconds of eager's call."""
 
     def cost(self, sizes: Mapping[str, int]) -> float:
-        """Predicted seconds of one call: a roofline. Images in planes go through memory three times, as cuDNN converts them and
-        the result."""
+        """That of eager's call and of the candidate's own launches, so that only measurements choose a conversion."""
+        converting = self.last * self.conversions * Target.of(self.target).facts.launch_seconds
+        return self.eager_cost(sizes) + self.timed * FIND_SECONDS + converting
+
+    def entry(self) -> PythonEntry:
+        return PythonEntry(self._call, recordable=True)
+
+    @abstractmethod
+    def _call(self, *args: Any) -> None: ...
+
+
+class Convolution(LibraryConvolution):
+    """Eager's own call, into memory that the caller gives, or cuDNN's kernel on images as they are or converted."""
+
+    family = "convolution"
+    conversions = 3  # of images, weight and result
+
+    def __init__(self, problem: ConvolutionProblem, target: torch.device, last: bool = False, timed: bool = False) -> None:
+        super().__init__(problem, target, last, timed)
+        self.problem = self.forward = problem
+        self._backends: dict[torch.Size, str] = {}
+
+    def eager_cost(self, sizes: Mapping[str, int]) -> float:
+        """A roofline. Images in planes go through memory three times, as cuDNN converts them and the result."""
         (products, moved), facts = self.problem.work(sizes), Target.of(self.target).facts
         tensor_cores = self.problem.groups == 1 and (self.problem.tf32 or self.problem.dtype.itemsize == 2)
         rate = tensor_flops(facts, self.problem.dtype.itemsize) if tensor_cores else PLAIN_FLOPS
@@ -67,29 +100,43 @@ class Convolution(Candidate):
         seconds = max(2 * products / (rate * facts.sms * facts.clock * SHARE), passes * moved / facts.bandwidth)
         return float(facts.launch_seconds + seconds)
 
-    def entry(self) -> PythonEntry:
-        return PythonEntry(self._call, recordable=True)
-
     def _call(self, *args: Any) -> None:
-        self.run(self.problem.operands(args))
+        given = self.problem.operands(args)
+        if self.last:
+            self._converted(given)
+        elif self.timed:
+            self._cudnn(given)
+        else:
+            self._as_eager(given)
 
-    def run(self, given: Operands) -> None:
+    def _as_eager(self, given: Operands) -> None:
         """Writes the result, and copies it only where the library has no form of eager's kernel that takes memory."""
         backend = self._backend(given)
         if backend == "Cudnn":
-            self.cudnn(given)
+            self._cudnn(given)
         elif backend == "CudaDepthwise2d":
             over = self.problem.stride, self.problem.padding, self.problem.dilation
             aten._conv_depthwise2d.out(given.x.contiguous(), given.w, self.problem.weight[2:], given.b, *over, out=given.out)
         else:
             given.out.copy_(self.problem.eager(given))
 
-    def cudnn(self, given: Operands, timed: bool = False) -> None:
+    def _converted(self, given: Operands) -> None:
+        """On channels-last images, which cuDNN's vectors of channels and tensor cores read in place. The weight is converted in
+        each call: a kept copy of a GPU's weight cannot be compared with the weight without waiting."""
+        images = given.x.contiguous(memory_format=LAST[self.problem.spatial])
+        result = torch.empty_like(given.out, memory_format=LAST[self.problem.spatial])
+        self._cudnn(Operands(images, given.w, None, result))
+        if given.b is None:
+            given.out.copy_(result)
+        else:
+            torch.add(result, given.b.view(-1, *[1] * self.problem.spatial), out=given.out)
+
+    def _cudnn(self, given: Operands) -> None:
         """cuDNN's kernel in the layout of the result, then the bias, as eager has both."""
         problem, switches = self.problem, torch.backends.cudnn
-        deterministic = timed or switches.deterministic or torch.are_deterministic_algorithms_enabled()
+        deterministic = self.timed or switches.deterministic or torch.are_deterministic_algorithms_enabled()
         tf32 = switches.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
-        flags = timed or switches.benchmark, deterministic, tf32
+        flags = self.timed or switches.benchmark, deterministic, tf32
         over = problem.padding, problem.stride, problem.dilation, problem.groups
         aten.cudnn_convolution.out(given.x, given.w, *over, *flags, out=given.out)
         if given.b is not None:
@@ -108,63 +155,10 @@ class Convolution(Candidate):
         return known
 
 
-class TimedConvolution(Convolution):
-    """cuDNN's fastest kernel by its own timing. Its cost is that of the first call at a size, in which it times them."""
-
-    name = "timed"
-    origin = "cudnn"
-
-    @property
-    def per_size(self) -> bool:
-        return True
-
-    def cost(self, sizes: Mapping[str, int]) -> float:
-        return super().cost(sizes) + FIND_SECONDS
-
-    def run(self, given: Operands) -> None:
-        self.cudnn(given, timed=True)
-
-
-class ChannelsLastConvolution(Convolution):
-    """cuDNN's kernel on images that are converted to channels-last, which its vectors of channels and tensor cores read in place.
-    The weight is converted in each call: a kept copy of a GPU's weight cannot be compared with the weight without waiting."""
-
-    name = "last"
-    origin = "cudnn"
-    timed = False
-
-    def valid(self, sizes: Mapping[str, int]) -> bool:
-        return not self.problem.last and super().valid(sizes)
-
-    def cost(self, sizes: Mapping[str, int]) -> float:
-        """That of eager's call and of its own launches, so that only measurements choose it."""
-        return super().cost(sizes) + CONVERSIONS * Target.of(self.target).facts.launch_seconds
-
-    def run(self, given: Operands) -> None:
-        images = given.x.contiguous(memory_format=LAST[self.problem.spatial])
-        result = torch.empty_like(given.out, memory_format=LAST[self.problem.spatial])
-        self.cudnn(Operands(images, given.w, None, result), self.timed)
-        if given.b is None:
-            given.out.copy_(result)
-        else:
-            torch.add(result, given.b.view(-1, *[1] * self.problem.spatial), out=given.out)
-
-
-class TimedChannelsLastConvolution(ChannelsLastConvolution):
-    """The fastest of cuDNN's kernels for such images, by its own timing."""
-
-    name = "last timed"
-    timed = True
-
-    @property
-    def per_size(self) -> bool:
-        return True
-
-    def cost(self, sizes: Mapping[str, int]) -> float:
-        return super().cost(sizes) + FIND_SECONDS
+WAYS = (False, False), (False, True), (True, False), (True, True)
+"""Whether images are converted, and whether kernels are timed, in canonical order."""
 
 
 def candidates(problem: ConvolutionProblem, target: torch.device) -> tuple[Candidate, ...]:
     """The candidates in canonical order."""
-    kinds = Convolution, TimedConvolution, ChannelsLastConvolution, TimedChannelsLastConvolution
-    return tuple(kind(problem, target) for kind in kinds)
+    return tuple(Convolution(problem, target, *way) for way in WAYS)

@@ -77,11 +77,16 @@ def _strides(index: sympy.Expr, axes: tuple[Axis, ...]) -> Strides | None:
     return (of_batch, of_row) if same else None
 
 
-def _terms(value: Node) -> list[Load] | None:
-    """The loads that `value` adds to the product; None if it is anything but such a sum."""
+def unrounded(value: Node) -> Node:
+    """What is rounded to the result's type."""
     while isinstance(value, Op) and value.name in ROUNDINGS:
         value = value.args[0]
-    match value:
+    return value
+
+
+def _terms(value: Node) -> list[Load] | None:
+    """The loads that `value` adds to the product; None if it is anything but such a sum."""
+    match unrounded(value):
         case Accumulator():
             return []
         case Op(name="add", args=(Load() as load, other)) | Op(name="add", args=(other, Load() as load)):

@@ -12,14 +12,12 @@ from typing import Any
 import sympy
 import torch
 
+from polytile.candidates.library.epilogue import unrounded
 from polytile.candidates.library.matmul import MatmulLibrary
 from polytile.ir import sizes
-from polytile.ir.dtypes import ROUNDING
 from polytile.ir.expr import Accumulator, Load, Node, Op
 from polytile.matmul.gemm_args import operands
 from polytile.matmul.gemm_kernel import GemmKernel
-
-ROUNDINGS = frozenset(ROUNDING.values())
 
 
 @dataclass(frozen=True)
@@ -40,10 +38,7 @@ def scaling_of(kernel: GemmKernel) -> Scaling | None:
     if loop is None or loop.reduced or len(loop.stores) != 1 or kernel.spec.batched or kernel.in_dtype.itemsize > 1:
         return None
     (store,), (_, m, n) = loop.stores, loop.axes
-    value = store.value
-    while isinstance(value, Op) and value.name in ROUNDINGS:
-        value = value.args[0]
-    first, second = _factors(value)
+    first, second = _factors(unrounded(store.value))
     stride, along = sizes.coefficient(store.index, m.symbol), sizes.coefficient(store.index, n.symbol)
     if first is None or second is None or stride is None or along != 1 or store.index != stride * m.symbol + n.symbol:
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from polytile.codegen.cpp.text import value_type
+from polytile.codegen.emission import COMPARISONS
 from polytile.errors import LoweringError
 from polytile.ir.expr import Op
 
@@ -17,12 +18,11 @@ _CALLS_1 = (
     "erf erfc erfinv sigmoid floor ceil trunc round lgamma digamma sign"
 ).split()
 _CALLS_2 = ("pow fmod remainder floordiv truncdiv atan2 hypot copysign minimum maximum shift_left shift_right").split()
-_COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 TEXT: dict[str, str] = {
     **{name: f"{name}({{0}})" for name in _CALLS_1},
     **{name: f"{name}({{0}}, {{1}})" for name in _CALLS_2},
-    **{name: f"mask_to<i32>({{0}} {sign} {{1}})" for name, sign in _COMPARISONS.items()},
+    **{name: f"mask_to<i32>({{0}} {sign} {{1}})" for name, sign in COMPARISONS.items()},
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}", "fma": "mad({0}, {1}, {2})",
     "round_bf16": "round_to<bf16, {T}, {L}>({0})", "round_f16": "round_to<f16, {T}, {L}>({0})",
     "isnan": "mask_to<i32>({0} != {0})", "isinf": "mask_to<i32>(isinf({0}))", "signbit": "mask_to<i32>(signbit({0}))",

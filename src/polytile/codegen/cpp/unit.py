@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from polytile.codegen.cpp import memory, support, text
 from polytile.codegen.cpp.body import Body
 from polytile.codegen.cpp.prelude import parts_of, prelude
 from polytile.codegen.cpp.random import run_lanes
+from polytile.codegen.emission import comment
 from polytile.codegen.writer import Writer
 from polytile.ir import sizes
 from polytile.schedule.canonical import LoopKernel
@@ -56,7 +57,7 @@ class Unit:
     def source(self, name: str, work: Writer) -> str:
         """The complete text: the loop as a comment, then the function `name` around the lines of `work`."""
         out = Writer()
-        out.extend(_comment(self.kernel))
+        out.extend(comment(self.kernel, "//"))
         out.line(f"static constexpr int L = {self.lanes};")
         out.line("")
         with out.block(f'extern "C" long {name}(void* const* ptrs, const long* sizes, long threads) {{'):
@@ -94,9 +95,3 @@ def preamble(body: str) -> str:
     """The text that must precede `body`: the parts of the prelude, and of the generated loops' own helpers, that it uses."""
     helpers = support.text(body)
     return prelude(parts_of(helpers + body)) + helpers
-
-
-def _comment(kernel: LoopKernel) -> list[str]:
-    plain = replace(kernel, loop=replace(kernel.loop, origins=()))
-    origins = ", ".join(dict.fromkeys(kernel.loop.origins))
-    return [f"// {origins}", *["//   " + line for line in plain.text.splitlines()]]

@@ -15,7 +15,7 @@ from polytile.codegen.triton.body import ZERO, Scope
 from polytile.codegen.triton.cluster import END, Cluster
 from polytile.codegen.triton.kernel import Scratch, TritonKernel
 from polytile.codegen.triton.reductions import Reduction
-from polytile.codegen.triton.split import masked
+from polytile.codegen.triton.text import masked
 from polytile.codegen.triton.unit import Unit
 from polytile.schedule.facts import Facts
 from polytile.schedule.gpu.scheduled import ScheduledLoop

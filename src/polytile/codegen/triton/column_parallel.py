@@ -18,6 +18,7 @@ from polytile.codegen.triton.column_reduction import add, begin, column_sums, fi
 from polytile.codegen.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.codegen.triton.reductions import Reduction
 from polytile.codegen.triton.scratch import on_scratch
+from polytile.codegen.triton.text import masked
 from polytile.codegen.triton.tile import blocks
 from polytile.codegen.triton.unit import Unit
 from polytile.ir import expr, sizes
@@ -83,8 +84,7 @@ class ColumnParallel:
         unit = self.unit
         (part,) = reduction.running("part")
         scope.lines.append(f"{part} = {reduction.across(reduction.values(scope))}")
-        masks = unit.tile.masks(unit.tile.parallel_dims)
-        mask = f", mask={' & '.join(masks)}" if masks else ""
+        mask = masked(unit.tile.masks(unit.tile.parallel_dims))
         place = f"({unit.row()}) * tl.num_programs(0) + stripe"
         scope.lines.append(f"tl.store({unit.scratch(2 * k, reduction.dtype)} + ({place}), {part}{mask})")
 

@@ -261,8 +261,7 @@ def finish(unit: Unit, sums: Sequence[ColumnSum]) -> None:
 
 
 def _mask(unit: Unit) -> str:
-    conditions = unit.tile.masks(unit.tile.all_dims - unit.tile.parallel_dims)
-    return f", mask={' & '.join(conditions)}" if conditions else ""
+    return text.masked(unit.tile.masks(unit.tile.all_dims - unit.tile.parallel_dims))
 
 
 def column_sums(loop: Loop) -> list[ColumnSum]:

@@ -113,7 +113,7 @@ def store(body: Body, store: Store, scope: Scope) -> None:
         dims = body.tile.all_dims if element_level(body.kernel.loop, store) else body.tile.parallel_dims
     conditions = [body.emit(store.mask, scope)] if store.mask is not None else []
     conditions += body.guards(store.indirect) + body.tile.masks(dims)
-    condition = f", mask={' & '.join(conditions)}" if conditions else ""
+    condition = text.masked(conditions)
     place = f"{store.buffer} + ({_spread(body, at, own, dims)})"
     storage = body.kernel.storage(store.buffer)
     value = convert(scope.names[id(store.value)], store.value.dtype, storage)
@@ -148,6 +148,6 @@ def store_pair(body: Body, low: Store, high: Store, scope: Scope) -> None:
     own = body.place_dims(low.index, ())
     masks = [mask for mask in body.tile.masks(own) if mask != last.mask]
     masks += [] if body.tile.even(last) else [f"({both} < {body.index(2 * last.size)})"]
-    condition = f", mask={' & '.join(masks)}" if masks else ""
+    condition = text.masked(masks)
     pair = ", ".join(convert(scope.names[id(store.value)], store.value.dtype, storage) for store in (low, high))
     scope.lines.append(f"tl.store({low.buffer} + ({at}), tl.interleave({pair}){condition})")

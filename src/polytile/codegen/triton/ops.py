@@ -10,13 +10,13 @@ from collections.abc import Iterable
 
 import torch
 
+from polytile.codegen.emission import COMPARISONS
 from polytile.codegen.triton.text import value_type
 from polytile.errors import LoweringError
 from polytile.ir.expr import Node, Op, Part, Reduce
 
 _LIBDEVICE_1 = ("expm1 log10 log1p erfc erfinv tan asin acos atan sinh cosh tanh asinh acosh atanh lgamma trunc").split()
 _LIBDEVICE_2 = "pow atan2 hypot copysign fmod".split()
-_COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 FLOATS: dict[str, str] = {
     **{name: f"libdevice.{name}({{0}})" for name in _LIBDEVICE_1},
@@ -58,7 +58,7 @@ INTEGERS: dict[str, str] = {
 }  # fmt: skip
 UNSIGNED = {"shift_right": "pt_shift_right_unsigned({0}, {1})"}
 BOTH: dict[str, str] = {
-    **{name: f"{{0}} {sign} {{1}}" for name, sign in _COMPARISONS.items()},
+    **{name: f"{{0}} {sign} {{1}}" for name, sign in COMPARISONS.items()},
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "neg": "-{0}", "abs": "tl.abs({0})",
     "where": "tl.where({0}, {1}, {2})",
 }  # fmt: skip

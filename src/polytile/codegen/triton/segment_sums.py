@@ -19,7 +19,7 @@ import sympy
 from polytile.codegen.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.codegen.triton.ops import convert
 from polytile.codegen.triton.scratch import on_scratch
-from polytile.codegen.triton.split import masked
+from polytile.codegen.triton.text import masked
 from polytile.codegen.triton.tile import Dim
 from polytile.codegen.triton.unit import ROWS, Unit
 from polytile.errors import LoweringError

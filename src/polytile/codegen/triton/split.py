@@ -25,6 +25,7 @@ from polytile.codegen.triton.body import Scope
 from polytile.codegen.triton.kernel import Launch, Scratch, TritonKernel
 from polytile.codegen.triton.reductions import Reduction
 from polytile.codegen.triton.schedules import gathered_row_loads, one_pass, sweep
+from polytile.codegen.triton.text import masked
 from polytile.codegen.triton.unit import Chunk, Unit, program
 from polytile.ir import sizes
 from polytile.ir.expr import Node, Reduce, Scan
@@ -217,10 +218,6 @@ class Split:
 
 def _roots(stores: Iterable[Store]) -> list[Node]:
     return [root for store in stores for root in store.roots]
-
-
-def masked(conditions: Sequence[str]) -> str:
-    return f", mask={' & '.join(conditions)}" if conditions else ""
 
 
 def _outermost(roots: Iterable[Node]) -> list[Reduce]:

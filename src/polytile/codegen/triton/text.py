@@ -4,38 +4,35 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 
 import torch
 
 from polytile.codegen import index_text
 from polytile.errors import LoweringError
 
-VALUE_TYPE = {
-    torch.float32: "tl.float32", torch.float64: "tl.float64", torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16",
-    torch.int8: "tl.int8", torch.int16: "tl.int16", torch.int32: "tl.int32", torch.int64: "tl.int64",
-    torch.uint8: "tl.uint8", torch.uint16: "tl.uint16", torch.uint32: "tl.uint32", torch.uint64: "tl.uint64",
-    torch.bool: "tl.int1", torch.float8_e4m3fn: "tl.float8e4nv", torch.float8_e5m2: "tl.float8e5",
+TYPES = {
+    torch.float32: ("float32", "fp32"), torch.float64: ("float64", "fp64"), torch.bfloat16: ("bfloat16", "bf16"),
+    torch.float16: ("float16", "fp16"), torch.int8: ("int8", "i8"), torch.int16: ("int16", "i16"), torch.int32: ("int32", "i32"),
+    torch.int64: ("int64", "i64"), torch.uint8: ("uint8", "u8"), torch.uint16: ("uint16", "u16"), torch.uint32: ("uint32", "u32"),
+    torch.uint64: ("uint64", "u64"), torch.bool: ("int1", "i1"), torch.float8_e4m3fn: ("float8e4nv", "fp8e4nv"),
+    torch.float8_e5m2: ("float8e5", "fp8e5"),
 }  # fmt: skip
-POINTER_TYPE = {
-    torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.float16: "*fp16",
-    torch.int8: "*i8", torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64",
-    torch.uint8: "*u8", torch.uint16: "*u16", torch.uint32: "*u32", torch.uint64: "*u64",
-    torch.bool: "*i1", torch.float8_e4m3fn: "*fp8e4nv", torch.float8_e5m2: "*fp8e5",
-}  # fmt: skip
+"""Names of types, of values and in signatures."""
 LITERALS = (torch.float32, torch.int32, torch.int64)
 """Types for which a plain literal beside a value of the type has exactly that value; floating-point literals are float32."""
 
 
 def value_type(dtype: torch.dtype) -> str:
-    if dtype not in VALUE_TYPE:
+    if dtype not in TYPES:
         raise LoweringError(f"values of type {dtype} have no Triton form; the operator runs as a library call.")
-    return VALUE_TYPE[dtype]
+    return f"tl.{TYPES[dtype][0]}"
 
 
 def pointer_type(dtype: torch.dtype) -> str:
-    if dtype not in POINTER_TYPE:
+    if dtype not in TYPES:
         raise LoweringError(f"tensors of type {dtype} have no Triton form; the operator runs as a library call.")
-    return POINTER_TYPE[dtype]
+    return f"*{TYPES[dtype][1]}"
 
 
 def literal(value: bool | int | float, dtype: torch.dtype) -> str:
@@ -46,6 +43,11 @@ def literal(value: bool | int | float, dtype: torch.dtype) -> str:
         return str(int(value))
     value = float(value)
     return repr(value) if math.isfinite(value) else f'float("{value}")'
+
+
+def masked(conditions: Sequence[str]) -> str:
+    """The mask of a load or a store, as a further argument; "" without conditions."""
+    return f", mask={' & '.join(conditions)}" if conditions else ""
 
 
 def number(value: bool | int | float, dtype: torch.dtype) -> str:

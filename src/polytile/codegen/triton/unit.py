@@ -10,6 +10,7 @@ import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
+from polytile.codegen.emission import comment
 from polytile.codegen.triton import launch_text
 from polytile.codegen.triton.body import Body, Scope
 from polytile.codegen.triton.kernel import Launch
@@ -244,7 +245,7 @@ class Unit:
         given = launch_text.arguments(kernel.tensors, integers, self.scratch_types, facts, self.body.error)
         own = (("maxnreg", registers(schedule)),) if schedule.blocks.resident else ()
         return launch_text.launch(
-            _comment(kernel), lines, given, self.constants, facts, self.overlaps,
+            comment(kernel, "#"), lines, given, self.constants, facts, self.overlaps,
             num_warps=schedule.warps, num_stages=schedule.stages, grid=grid or self._grid(splits), cluster=cluster, own=own,
         )  # fmt: skip
 
@@ -252,9 +253,3 @@ class Unit:
 def program(axis: int, back: bool) -> str:
     """The program's index along an axis of the grid or, with `back`, the number of programs after it."""
     return f"tl.program_id({axis})" if not back else f"(tl.num_programs({axis}) - 1 - tl.program_id({axis}))"
-
-
-def _comment(kernel: LoopKernel) -> list[str]:
-    plain = replace(kernel, loop=replace(kernel.loop, origins=()))
-    origins = ", ".join(dict.fromkeys(kernel.loop.origins))
-    return [f"# {origins}", *["#   " + line for line in plain.text.splitlines()]]

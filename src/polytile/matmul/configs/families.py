@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from polytile.matmul.configs import spaces
 from polytile.matmul.configs.files import read
 from polytile.matmul.configs.heuristic import Dropped, Heuristic
-from polytile.matmul.configs.records import PLAIN, ROCM, Gemm, RegisterTile, RocmGemm
+from polytile.matmul.configs.records import PLAIN, ROCM, Gemm, Record, RegisterTile, RocmGemm
 
 LARGEST_CPU_BLOCK = 1 << 13
 """Maximum number of accumulators of a tile on a CPU: 32 KiB of float32, which fit in the L1 cache."""
@@ -29,14 +29,6 @@ class Cpu(Heuristic):
         return config
 
 
-class Cuda(Heuristic):
-    """NVIDIA GPUs: the rows are used unchanged."""
-
-
-class Xpu(Heuristic):
-    """Intel GPUs: the default tables. The compiler chooses the form of pipelining."""
-
-
 class Rocm(Heuristic):
     """AMD GPUs: tiles in whole matrix instructions, the backend's own pipelining, occupancy by the number of warps."""
 
@@ -52,17 +44,13 @@ class Rocm(Heuristic):
         return replace(config, num_stages=self.default_stages, waves_per_eu=waves)
 
 
-def cpu() -> Heuristic:
-    return Cpu("cpu", read("cpu", PLAIN))
+BUILT_IN: dict[str, tuple[type[Heuristic], Mapping[str, type[Record]]]] = {
+    "cpu": (Cpu, PLAIN), "cuda": (Heuristic, PLAIN), "rocm": (Rocm, ROCM), "xpu": (Heuristic, PLAIN),
+}  # fmt: skip
+"""The heuristic of each family, and the records of its tables. On NVIDIA and Intel GPUs rows are used unchanged."""
 
 
-def cuda() -> Heuristic:
-    return Cuda("cuda", read("cuda", PLAIN))
-
-
-def rocm() -> Heuristic:
-    return Rocm("rocm", read("rocm", ROCM))
-
-
-def xpu() -> Heuristic:
-    return Xpu("xpu", read("xpu", PLAIN))
+def built_in(family: str) -> Heuristic:
+    """The heuristic of a built-in family, with the tables of its file."""
+    heuristic, records = BUILT_IN[family]
+    return heuristic(family, read(family, records))

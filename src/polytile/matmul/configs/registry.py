@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from polytile import locks
 from polytile.errors import ConfigTableError
-from polytile.matmul.configs.families import cpu, cuda, rocm, xpu
+from polytile.matmul.configs.families import BUILT_IN, built_in
 from polytile.matmul.configs.heuristic import Heuristic
 from polytile.matmul.configs.records import Record
 
@@ -30,7 +30,7 @@ GROUP = "polytile.families"
 log = logging.getLogger("polytile.candidates")
 
 _lock = locks.rlock()
-_makers: dict[str, Callable[[], Heuristic]] = {"cpu": cpu, "cuda": cuda, "rocm": rocm, "xpu": xpu}
+_makers: dict[str, Callable[[], Heuristic]] = {family: functools.partial(built_in, family) for family in BUILT_IN}
 _built: dict[str, Heuristic] = {}
 _serving: dict[str, Serves] = {}
 
@@ -107,7 +107,7 @@ def register(family: str, make: Callable[[], Heuristic], serves: Serves | None =
 def unregister(family: str) -> None:
     """Remove a registered family. Raises ConfigTableError for a built-in or unknown family."""
     with _lock:
-        if family not in _makers or _makers[family] in (cpu, cuda, rocm, xpu):
+        if family not in _makers or family in BUILT_IN:
             raise ConfigTableError(f"the device family {family!r} was not registered from outside and stays as it is.")
         del _makers[family]
         _serving.pop(family, None)

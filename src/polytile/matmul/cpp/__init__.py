@@ -10,15 +10,7 @@ from __future__ import annotations
 
 from polytile.matmul.cpp import dot, narrow_panels, stream, tile
 from polytile.matmul.cpp.common import C_TYPES as ELEMENTS
-from polytile.matmul.cpp.forms import (
-    FORM_LAYOUTS,
-    GROUPED_FORMS,
-    INT8_FORMS,
-    PAIRED_FORMS,
-    UNGROUPED_FORMS,
-    can_pair,
-    valid,
-)
+from polytile.matmul.cpp.forms import refusal, valid
 from polytile.matmul.cpp.machine import Machine
 from polytile.matmul.cpp.spec import RESULTS, STORAGE, GemmConfig, GemmSpec, converts
 from polytile.matmul.cpp.tables import configs
@@ -56,19 +48,8 @@ def generate(
 def _check(spec: GemmSpec, config: GemmConfig, epilogue: str | None, lanes: int) -> None:
     if spec.dtype not in STORAGE or spec.out_dtype not in RESULTS:
         raise ValueError(f"C++ products take {', '.join(STORAGE)}; these are {spec.dtype} with results of {spec.out_dtype}.")
-    if spec.b_layout not in FORM_LAYOUTS[config.form]:
-        wanted = " or ".join(f"{layout!r}" for layout in FORM_LAYOUTS[config.form])
-        raise ValueError(f"form {config.form!r} needs a B of layout {wanted}; this one is {spec.b_layout!r}.")
-    if spec.dtype == "int8" and config.form not in INT8_FORMS:
-        raise ValueError(f"products of int8 take the forms {', '.join(INT8_FORMS)}; this is {config.form!r}.")
-    if spec.group and config.form not in GROUPED_FORMS:
-        raise ValueError(f"scales of groups take the forms {', '.join(GROUPED_FORMS)}; this is {config.form!r}.")
-    if spec.grouped and config.form in UNGROUPED_FORMS:
-        raise ValueError(f"grouped products take all forms but {', '.join(UNGROUPED_FORMS)}; this is {config.form!r}.")
-    if config.pairs and not can_pair(spec, config):
-        raise ValueError(
-            f"pairs of k are for bfloat16 in the forms {', '.join(PAIRED_FORMS)}; this is {spec.dtype} in form {config.form!r}."
-        )
+    if why := refusal(spec, config):
+        raise ValueError(why)
     if (epilogue is not None) != spec.has_epilogue:
         given = "an epilogue was given" if epilogue is not None else "no epilogue was given"
         raise ValueError(f"GemmSpec.has_epilogue is {spec.has_epilogue} but {given}; make them agree.")

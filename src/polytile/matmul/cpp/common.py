@@ -11,10 +11,12 @@ TYPES = """\
 typedef {acc} VACC __attribute__((vector_size({bytes})));
 """
 
-DECLARATIONS = """\
+MEMORY = """\
 extern "C" void* malloc(unsigned long);
 extern "C" void free(void*);
 constexpr long NO_MEMORY = -2;                     // what a call answers that finds no memory for its work
+"""
+THREADS = """\
 extern "C" void GOMP_parallel(void (*)(void*), void*, unsigned, unsigned);
 extern "C" void GOMP_barrier();
 extern "C" int omp_get_thread_num();
@@ -338,7 +340,8 @@ def head(spec: GemmSpec, config: GemmConfig, epilogue: str | None, lanes: int, t
             TYPES.format(**names),
             epilogue or "",
             "\n" if epilogue else "",
-            DECLARATIONS,
+            MEMORY,
+            THREADS,
             "namespace {\nnamespace gemm {\n",
             LOADS.format(**names),
             LOAD_BF16 if spec.dtype == "bfloat16" else "",

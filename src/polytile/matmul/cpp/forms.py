@@ -24,13 +24,10 @@ FORM_LAYOUTS: dict[str, tuple[str, ...]] = {
     "dot": ("k",),
     "small": ("n", "k", "any"),
 }
-INT8_FORMS = ("tile_packed", "tile_direct", "tile_prepacked", "splitk", "dot")
-"""Forms that can bring several k together in one lane."""
-PAIRED_FORMS = INT8_FORMS
-"""Forms that can bring pairs of bfloat16 together in one lane."""
+SEVERAL_K = ("tile_packed", "tile_direct", "tile_prepacked", "splitk", "dot")
+"""Forms that can bring several k together in one lane: four bytes of int8, two bfloat16."""
 GROUPED_FORMS = ("tile_packed", "tile_direct", "tile_prepacked", "small")
 """Forms whose tiles scale the sums of each group along k."""
-
 UNGROUPED_FORMS = ("tile_prepacked", "splitk")
 """Forms without a grouped product."""
 
@@ -38,18 +35,32 @@ UNGROUPED_FORMS = ("tile_prepacked", "splitk")
 def can_pair(spec: GemmSpec, config: GemmConfig) -> bool:
     """Whether operands are bfloat16 in pairs of k, or become such: both k of a pair are in one group."""
     stored = spec.stored_b == "bfloat16" or (widens(spec, config) and spec.group % 2 == 0)
-    return spec.dtype == "bfloat16" and stored and config.form in PAIRED_FORMS
+    return spec.dtype == "bfloat16" and stored and config.form in SEVERAL_K
+
+
+def refusal(spec: GemmSpec, config: GemmConfig) -> str:
+    """Why the form of `config` has no kernel of such a product, whatever its sizes are; "" where it has one."""
+    form, layouts = config.form, FORM_LAYOUTS[config.form]
+    if spec.b_layout not in layouts:
+        return f"form {form!r} needs a B of layout {' or '.join(map(repr, layouts))}; this one is {spec.b_layout!r}."
+    if spec.dtype == "int8" and form not in SEVERAL_K:
+        return f"products of int8 take the forms {', '.join(SEVERAL_K)}; this is {form!r}."
+    if spec.group and form not in GROUPED_FORMS:
+        return f"scales of groups take the forms {', '.join(GROUPED_FORMS)}; this is {form!r}."
+    if spec.grouped and form in UNGROUPED_FORMS:
+        return f"grouped products take all forms but {', '.join(UNGROUPED_FORMS)}; this is {form!r}."
+    if config.pairs and not can_pair(spec, config):
+        return f"pairs of k are for bfloat16 in the forms {', '.join(SEVERAL_K)}; this is {spec.dtype} in form {form!r}."
+    return ""
 
 
 def valid(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int]) -> bool:
     """Whether the kernel can run, and is not absurd, at these sizes ("batch", "M", "N", "K").
 
-    Layouts decide for direct forms; tile_prepacked needs a packed B (IS_PACKED is not 0), splitk a long K and few sums,
-    stream few rows, small a panel that fits L2.
+    tile_prepacked needs a packed B (IS_PACKED is not 0), splitk a long K and few sums, stream few rows, small a panel that fits
+    L2.
     """
-    if spec.b_layout not in FORM_LAYOUTS[config.form] or (config.pairs and not can_pair(spec, config)):
-        return False
-    if spec.group and config.form not in GROUPED_FORMS:
+    if refusal(spec, config):
         return False
     if config.form == "tile_prepacked":
         return bool(sizes.get(IS_PACKED))

@@ -18,7 +18,7 @@ import sympy
 import torch
 
 from polytile.codegen import index_text
-from polytile.codegen.emission import Emitter
+from polytile.codegen.emission import COMPARISONS, Emitter
 from polytile.codegen.triton.tile import divides
 from polytile.errors import LoweringError
 from polytile.ir import expr, sizes
@@ -34,9 +34,8 @@ STORED = {**VALUES, torch.bfloat16: "cutlass::bfloat16_t", torch.float16: "cutla
 RESULTS = (torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int8)
 """Types of C that `store` (product.h) writes."""
 
-_COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 BOTH = {
-    **{name: f"{{0}} {sign} {{1}}" for name, sign in _COMPARISONS.items()},
+    **{name: f"{{0}} {sign} {{1}}" for name, sign in COMPARISONS.items()},
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "neg": "-{0}",
     "minimum": "least({0}, {1})", "maximum": "greatest({0}, {1})",
 }  # fmt: skip

@@ -270,7 +270,7 @@ class Space:
         m, n, k = size["M"], size["N"], size["K"]
         if config.get("swapped") and m > int(config["m"]):
             return False
-        if config in self._exhaustive and _covers(m, n, int(config["m"]), int(config["n"])) and _cut(k) >= int(config["k"]):
+        if config in self._exhaustive and _covers(config, m, n) and _cut(k) >= int(config["k"]):
             return True
         return _PAYS[schedule_of(config)](self, config, size["batch"], m, n, k)
 
@@ -291,31 +291,27 @@ class Space:
     def _grouped_pays(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
         """Tiles of up to twice the average number of rows per group, as some groups are larger, and of at least an eighth of
         it."""
-        block_m, block_n = int(config["m"]), int(config["n"])
-        return _covers(2 * m, max(n, SIZES[2]), block_m, block_n) and (m < 8 * block_m or block_m >= SIZES[2])
+        rows = int(config["m"])
+        return _covers(config, 2 * m, max(n, SIZES[2])) and (m < 8 * rows or rows >= SIZES[2])
 
     def _spreads(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
         """Small tiles, for products with so few of them that all run at once."""
-        if config not in self._tiles[FEW] or k < FEW[2]:
-            return False
-        block_m, block_n = int(config["m"]), int(config["n"])
-        return batch * -(-m // block_m) * -(-n // block_n) <= self.device.sms and _covers(m, n, block_m, block_n)
+        able = config in self._tiles[FEW] and k >= FEW[2]
+        return able and _blocks(config, batch, m, n) <= self.device.sms and _covers(config, m, n)
 
     def _several_rounds(self, config: Config, batch: int, m: int, n: int) -> bool:
         """Whether programs process several tiles each."""
-        block_m, block_n = int(config["m"]), int(config["n"])
-        return batch * -(-m // block_m) * -(-n // block_n) > self.device.sms and _covers(m, n, block_m, block_n)
+        return _blocks(config, batch, m, n) > self.device.sms and _covers(config, m, n)
 
     def _split_pays(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
         """At least two blocks along k per part, where there are too few tiles for the multiprocessors."""
-        block_m, block_n, block_k, splits = (int(config[name]) for name in ("m", "n", "k", "splits"))
-        programs = batch * -(-m // block_m) * -(-n // block_n)
-        enough = k >= 2 * splits * block_k and programs * splits <= 4 * self.device.sms
-        return enough and _covers(m, n, block_m, block_n) and splits * batch * m * n * 4 <= LARGEST_SCRATCH
+        splits = int(config["splits"])
+        enough = k >= 2 * splits * int(config["k"]) and _blocks(config, batch, m, n) * splits <= 4 * self.device.sms
+        return enough and _covers(config, m, n) and splits * batch * m * n * 4 <= LARGEST_SCRATCH
 
     def _stream_pays(self, config: Config, batch: int, m: int, n: int, k: int) -> bool:
         """Where waves of whole tiles would leave multiprocessors idle."""
-        return _covers(m, n, int(config["m"]), int(config["n"])) and stream_pays(config, batch, m, n, k, self.device.sms)
+        return _covers(config, m, n) and stream_pays(config, batch, m, n, k, self.device.sms)
 
 
 _PAYS: dict[ProductSchedule, Callable[[Space, Config, int, int, int, int], bool]] = {
@@ -326,12 +322,11 @@ _PAYS: dict[ProductSchedule, Callable[[Space, Config, int, int, int, int], bool]
 
 def stream_pays(config: Config, batch: int, m: int, n: int, k: int, sms: int) -> bool:
     """Whether waves of whole tiles would leave multiprocessors idle that equal shares of all steps along k keep busy."""
-    block_m, block_n, block_k = (int(config[name]) for name in ("m", "n", "k"))
-    blocks = batch * -(-m // block_m) * -(-n // block_n)
+    blocks = _blocks(config, batch, m, n)
     rounds = max(1, -(-blocks // sms))
     idle = blocks < FULL_ROUNDS * rounds * sms and rounds <= MOST_ROUNDS
-    enough = blocks * -(-k // block_k) >= FEWEST_STEPS * sms and blocks * MOST_PARTS >= sms
-    return idle and enough and 2 * sms * block_m * block_n * 4 <= LARGEST_SCRATCH
+    enough = blocks * -(-k // int(config["k"])) >= FEWEST_STEPS * sms and blocks * MOST_PARTS >= sms
+    return idle and enough and 2 * sms * int(config["m"]) * int(config["n"]) * 4 <= LARGEST_SCRATCH
 
 
 _spaces: dict[tuple[Kind, DeviceFacts, bool], tuple[tuple[Tables, Tables], Space]] = {}
@@ -353,9 +348,14 @@ def _sums(config: Config) -> float:
     return int(config["n"]) * int(config["k"]) / (32 * int(config["warps"]))
 
 
-def _covers(m: int, n: int, block_m: int, block_n: int) -> bool:
+def _blocks(config: Config, batch: int, m: int, n: int) -> int:
+    """Number of tiles of the result."""
+    return batch * -(-m // int(config["m"])) * -(-n // int(config["n"]))
+
+
+def _covers(config: Config, m: int, n: int) -> bool:
     """Whether a tile does not exceed the next powers of two of the sizes."""
-    return max(SIZES[0], next_power(m)) >= block_m and next_power(n) >= block_n
+    return max(SIZES[0], next_power(m)) >= int(config["m"]) and next_power(n) >= int(config["n"])
 
 
 def _cut(size: int) -> int:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 AT_ONCE = 8
 """Number of parts whose loads overlap, to hide the memory latency."""
+PLACES = "m = at_m * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]", "n = at_n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]"
+"""Lines with the rows and columns of a program's tile."""
 
 
 def split_k(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
@@ -39,8 +41,7 @@ def split_k(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Tri
     product(unit, "start", "end")
     scratch = unit.sums_scratch()
     count = unit.number("batch") if kernel.spec.batched else "1"
-    line("m = at_m * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]")
-    line("n = at_n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]")
+    unit.out.extend(PLACES)
     at = f"part * {count} + item" if kernel.spec.batched else "part"
     line(f"tl.store({scratch} + ((({at}) * {m} + m) * {n} + n), acc, mask=(m < {m}) & (n < {n}))")
     first = unit.launch(blocks(unit) * splits)
@@ -56,8 +57,7 @@ def _added_up(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> L
     scratch = unit.sums_scratch()
     unit.place(program(unit), 1)
     count = unit.number("batch") if kernel.spec.batched else "1"
-    line("m = at_m * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]")
-    line("n = at_n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]")
+    unit.out.extend(PLACES)
     base = f"(item * {m} + m)" if kernel.spec.batched else "m"
     line(f"from_part = {scratch} + ({base} * {n} + n)")
     line(f"acc = tl.zeros([BLOCK_M, BLOCK_N], {unit.sums})")
