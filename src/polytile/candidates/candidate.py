@@ -27,7 +27,7 @@ class Candidate(ABC):
     """Something that can run a Problem. A MultiKernel's candidates are in canonical order: of those predicted alike, the first is
     chosen.
 
-    A subclass sets `name` and `origin`, and defines `source_hash`, `cost` and `entry`. Everything else has a default.
+    A subclass sets `name`, `origin` and `config`, and defines `source_hash`, `cost` and `entry`. Everything else has a default.
     Sizes are a kernel's integers by name: lengths and strides, in elements. `entry` and `handle` may raise CompileFailed,
     CompilerMissing or ResourcesExceeded; the other methods raise nothing.
     """
@@ -38,8 +38,8 @@ class Candidate(ABC):
     origin: str
     """The source that it comes from: "cpp", "triton", "library", "user", ..."""
 
-    config: Config = Config()
-    """The tunable numbers that distinguish it from others of its kind. Default: none."""
+    config: Config
+    """The tunable numbers that distinguish it from others of its kind; an empty Config if it has none."""
 
     recipe: str = ""
     """What determines its source, known before the source is generated: candidates with equal name, config and recipe have

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import PythonEntry
+from polytile.problem import Config
 
 
 class Spec(Protocol):
@@ -49,6 +50,7 @@ class Composed(Candidate):
     library's kernel, so that a slower fused kernel is never chosen."""
 
     origin = "library"
+    config = Config()
     inner: Sequence[InnerKernel] = ()
     """The inner kernels whose first candidates compile beside the other candidates of this kernel."""
 

@@ -9,7 +9,7 @@ import torch
 
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import PythonEntry
-from polytile.problem import digest
+from polytile.problem import Config, digest
 from polytile.schedule.canonical import LoopKernel
 
 
@@ -20,6 +20,7 @@ class InterpretedLoop(Candidate):
 
     name = "interpreted"
     origin = "reference"
+    config = Config()
     reason = ""
 
     def __init__(self, kernel: LoopKernel) -> None:

@@ -32,7 +32,7 @@ from polytile.dispatch.signature import Signature
 from polytile.dispatch.spec import ArgInfo, KernelSpec
 from polytile.errors import HintError, InvalidInput, SignatureError
 from polytile.facts import Strided
-from polytile.problem import Scalar, digest, sizes_text
+from polytile.problem import Config, Scalar, digest, sizes_text
 from polytile.runtime import noise, regime
 
 log = logging.getLogger("polytile.dispatch")
@@ -110,6 +110,7 @@ class Implementation(Candidate):
     origin: str = "user"
     keywords: Keywords = dataclasses.field(default_factory=dict)
 
+    config = Config()
     hard_limits = True
 
     @functools.cached_property

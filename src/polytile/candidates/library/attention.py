@@ -26,7 +26,7 @@ from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import PythonEntry
 from polytile.cost import library_attention as prior
 from polytile.ir.attention import EMPTY
-from polytile.problem import digest
+from polytile.problem import Config, digest
 from polytile.runtime.efficient_attention import added, aligned, efficient, efficient_backward, hidden, no_state, once
 from polytile.runtime.target import Target
 
@@ -39,6 +39,7 @@ class AttentionLibrary(Candidate):
     """One of the library's kernels. Subclasses say what it can do and call it."""
 
     origin = "sdpa"
+    config = Config()
     recordable = True
     gives_changes = False
     """Whether the derivative may include that of the scores."""

@@ -22,7 +22,7 @@ import torch
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import PythonEntry
 from polytile.cost.roofline import PLAIN_FLOPS, tensor_flops
-from polytile.problem import digest
+from polytile.problem import Config, digest
 from polytile.runtime.chosen_convolution import LAST, ConvolutionProblem, GradientProblem, Operands
 from polytile.runtime.target import Target
 
@@ -41,6 +41,7 @@ MOST_SIZES = 1024
 class LibraryConvolution(Candidate):
     """One of the library's ways to compute a convolution or its derivative. A subclass sets `forward` and calls the library."""
 
+    config = Config()
     family: str
     conversions: int
     """Launches that convert what a call reads and writes to channels-last, and back."""

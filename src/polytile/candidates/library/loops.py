@@ -25,7 +25,7 @@ from polytile.ir import sizes as algebra
 from polytile.ir.buffer import View
 from polytile.ir.calls import changes_nothing, expressions, mapped
 from polytile.ir.library_call import LibraryCall, Made
-from polytile.problem import digest
+from polytile.problem import Config, digest
 from polytile.runtime.formula import encode, evaluate
 from polytile.runtime.functions import quickest
 from polytile.schedule.canonical import LoopKernel
@@ -82,6 +82,7 @@ class AtenCalls(Candidate):
 
     name = "aten"
     origin = "library"
+    config = Config()
 
     def __init__(self, kernel: LoopKernel, generated: Sequence[Candidate], speed: Speed, recordable: bool = False) -> None:
         self.kernel, self.generated, self.speed, self.recordable = kernel, generated, speed, recordable

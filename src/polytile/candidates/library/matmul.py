@@ -17,7 +17,7 @@ from polytile.ir.products import scaled_operand
 from polytile.matmul import scales
 from polytile.matmul.gemm_args import operands
 from polytile.matmul.gemm_kernel import GemmKernel
-from polytile.problem import digest
+from polytile.problem import Config, digest
 from polytile.runtime.target import Target
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class MatmulLibrary(Candidate):
 
     name = "aten"
     origin = "library"
+    config = Config()
     scales_rows = False
     """Whether the product itself is scaled by rows and columns."""
 
