@@ -26,8 +26,8 @@ class SizesError(HintError):
 
 
 class FrontDoorError(PolytileError):
-    """With the option front_door="check": polytile would have run other compiled code for a call than Dynamo did. Please report
-    it; front_door="off" has every call go through Dynamo."""
+    """With the option front_door="check": polytile would have run compiled code for a call whose guards do not hold. Please
+    report it; front_door="off" has every call go through Dynamo."""
 
 
 class SignatureError(PolytileError, ValueError):

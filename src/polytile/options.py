@@ -168,7 +168,8 @@ TABLE: tuple[Option, ...] = (
     Option("front_door", str, "on",
         "How a call finds its compiled code. on: polytile evaluates Dynamo's guards itself, without Dynamo's evaluation of "
         "frames, where the result is the same (docs/calls.md). off: as torch.compile does. check: as torch.compile does, but "
-        "FrontDoorError is raised where polytile would have run other code.", choices=("on", "off", "check"), keys=NOTHING),
+        "FrontDoorError is raised where polytile would have run code whose guards do not hold.",
+        choices=("on", "off", "check"), keys=NOTHING),
     Option("cuda_graphs", str, "off",
         "CUDA graphs. off: each kernel is launched by itself. auto: where it saves host time, repeated launches become a graph "
         "that is replayed, or updated for other sizes and addresses (docs/cuda-graphs.md).",

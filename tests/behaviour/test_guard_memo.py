@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from polytile.compiler import guard_reads
 from polytile.compiler.front_door import FrontDoor, door_of, install
 from polytile.compiler.guard_attributes import ATTRIBUTE, Facts
+from polytile.compiler.guard_code import Unknown
 from polytile.counters import counters
 from polytile.runtime import entry, native
 
@@ -231,7 +232,7 @@ def test_code_that_computes_attributes_is_followed_where_it_only_looks_up() -> N
     assert not [fact for fact in facts.in_order() if fact[0] == ATTRIBUTE]
 
 
-def test_an_attribute_that_other_code_computes_is_read_in_each_call() -> None:
+def test_an_attribute_that_other_code_computes_has_no_memo() -> None:
     class Counted:
         def __init__(self) -> None:
             self.values = [1, 2]
@@ -244,13 +245,27 @@ def test_an_attribute_that_other_code_computes_is_read_in_each_call() -> None:
         def doubled(self) -> list[int]:
             return [2 * each for each in self.values]
 
-    facts, counted = Facts(entry.module().type_version), Counted()
-    assert facts.attribute(counted, "total") == 3 and facts.item(facts.attribute(counted, "doubled"), 1) == 4
-    memo = entry.module().Memo(facts.in_order(), facts.owned(), (), (), None)
-    assert [fact[0] for fact in facts.in_order()].count(ATTRIBUTE) == 2 and memo is not None
-    counted.values.append(4)
+    for name in ("total", "doubled"):
+        with pytest.raises(Unknown):
+            Facts(entry.module().type_version).attribute(Counted(), name)
+
+
+def test_an_attribute_that_c_code_computes_is_read_in_each_call() -> None:
+    class Slotted:
+        __slots__ = ("given", "other")
+
+    facts, slotted = Facts(entry.module().type_version), Slotted()
+    slotted.given = 3
+    assert facts.attribute(slotted, "given") == 3 and facts.attribute(by, "__name__") == "by"
+    facts.lacks(slotted, "other")
+    memo = entry.module().Memo(tuple(facts.in_order()), facts.owned(), (), (), None)
+    assert [fact[0] for fact in facts.in_order()].count(ATTRIBUTE) == 3 and memo is not None
+    for change in (attribute(slotted, "given", 4), attribute(by, "__name__", "to")):
+        with change, pytest.raises(ValueError, match="a fact has changed"):
+            entry.module().Memo(tuple(facts.in_order()), facts.owned(), (), (), None)
+    slotted.other = 1
     with pytest.raises(ValueError, match="a fact has changed"):
-        entry.module().Memo(facts.in_order(), facts.owned(), (), (), None)
+        entry.module().Memo(tuple(facts.in_order()), facts.owned(), (), (), None)
 
 
 def test_what_guards_read_is_not_kept_alive() -> None:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from polytile.compiler.front_door import FrontDoor, door_of, install
-from polytile.compiler.guard_attributes import ATTRIBUTE, Facts
+from polytile.compiler.guard_attributes import Facts
 from polytile.compiler.guard_code import NOWHERE, Unknown
 from polytile.compiler.guard_reads import Reads
+from polytile.counters import counters
 from polytile.runtime import entry, native
 
 pytestmark = pytest.mark.skipif(sys.version_info >= (3, 13), reason="dictionaries have no versions")
@@ -54,7 +55,7 @@ def facts() -> Facts:
 def holds(noted: Facts) -> bool:
     """Whether the facts still hold."""
     try:
-        return entry.module().Memo(noted.in_order(), noted.owned(), (), (), None) is not None
+        return entry.module().Memo(tuple(noted.in_order()), noted.owned(), (), (), None) is not None
     except ValueError:
         return False
 
@@ -142,12 +143,10 @@ class Owner:
 
 
 def test_a_descriptor_that_only_deletes_takes_precedence_over_an_objects_own_attribute(monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, descriptor = Owner(), Computes(5)
-    monkeypatch.setattr(Owner, "answer", descriptor, raising=False)
-    noted = facts()
-    assert noted.attribute(owner, "answer") == 5
-    descriptor.value = 6
-    assert not holds(noted)
+    monkeypatch.setattr(Owner, "answer", Computes(5), raising=False)
+    assert Owner().answer == 5
+    with pytest.raises(Unknown):
+        facts().attribute(Owner(), "answer")
 
 
 def test_an_attribute_of_a_class_may_become_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,18 +173,13 @@ def test_a_class_that_is_computed_is_read_each_time() -> None:
 
 
 def test_a_module_that_lacks_an_attribute_may_compute_it_later() -> None:
-    module, known = types.ModuleType("computes"), []
-
-    def compute(name: str) -> int:
-        if name not in known:
-            raise AttributeError(name)
-        return 1
-
-    vars(module)["__getattr__"] = compute
+    module = types.ModuleType("computes")
     noted = facts()
     noted.lacks(module, "answer")
-    known.append("answer")
+    vars(module)["__getattr__"] = lambda name: 1
     assert not holds(noted)
+    with pytest.raises(Unknown):
+        facts().lacks(module, "another")
 
 
 def test_items_of_a_dictionary_that_computes_them_are_not_looked_up() -> None:
@@ -197,6 +191,17 @@ def test_items_of_a_dictionary_that_computes_them_are_not_looked_up() -> None:
         with pytest.raises(Unknown):
             facts().subscript(each, "a")
     assert facts().subscript(collections.OrderedDict(a=1), "a") == 1
+
+
+def test_keys_that_compare_in_a_way_of_their_own_are_not_looked_up() -> None:
+    class Same(str):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = str.__hash__
+
+    with pytest.raises(Unknown):
+        facts().subscript({Same("b"): 1, "a": 2}, "a")
 
 
 # code that is followed ------------------------------------------------------------------------------------------------
@@ -231,9 +236,9 @@ def test_super_that_is_not_pythons_own_is_not_followed(monkeypatch: pytest.Monke
     named = Named()
     vars(named)["answer"] = 1
     monkeypatch.setitem(globals(), "super", lambda: types.SimpleNamespace(__getattribute__=lambda name: 2))
-    noted = facts()
-    assert noted.attribute(named, "answer") == 2
-    assert [fact for fact in noted.in_order() if fact[0] == ATTRIBUTE]
+    assert named.answer == 2
+    with pytest.raises(Unknown):
+        facts().attribute(named, "answer")
 
 
 # types ----------------------------------------------------------------------------------------------------------------
@@ -269,3 +274,30 @@ def test_what_is_absent_is_a_fact() -> None:
     assert noted.item(table, "b") is NOWHERE
     table["b"] = 2
     assert not holds(noted)
+
+
+# a module's forward ---------------------------------------------------------------------------------------------------
+
+
+def test_a_forward_with_the_same_code_but_another_closure_has_a_memo_of_its_own() -> None:
+    def made(way: str) -> types.FunctionType:
+        def forward(self: Any, x: Tensor) -> Tensor:
+            return x * 2 if way == "double" else x + 100
+
+        return forward
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        counters.add("graphs_compiled")
+        return graph.forward
+
+    class Module(torch.nn.Module):
+        forward = made("double")
+
+    torch._dynamo.reset()
+    native.module()
+    module, given = Module(), (torch.ones(3), torch.ones(2, 3))
+    call = install(torch.compile(module, backend=backend, dynamic=True), module, backend, True, "on")
+    for way in 2 * ("double", "shift"):
+        Module.forward = made(way)
+        for x in 4 * given:
+            assert torch.equal(call(x), module(x))

@@ -13,7 +13,8 @@ through torch.compile:
 - a module with hooks or a `forward` of its own instance, or whose class has changed;
 - anything after `torch._dynamo.reset()`, or once a guarded object is gone, until it is compiled again.
 
-With the option front_door="check" Dynamo looks up each call too, and FrontDoorError is raised where it chooses other code.
+With the option front_door="check" every call goes through torch.compile, and FrontDoorError is raised where the front door would
+have run code whose guards do not hold.
 """
 
 from __future__ import annotations
@@ -165,21 +166,17 @@ class FrontDoor:
             time.sleep(once.PAUSE)
 
     def _checked(self, open_: Open, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Makes the call by Dynamo. Raises FrontDoorError if the front door would have run other code."""
-        expected = None if self.entry is None else self.entry.find(*args, **kwargs)
-        managers: tuple[weakref.ref[Any], ...] = self.entry.managers if expected is not None else ()
-        result = self._through_dynamo(open_, args, kwargs)
-        if expected is None:
-            return result
-        used = self.entries()[0].guard_manager  # Dynamo moves it to the front
-        chosen = managers[0]() if expected else None
-        if chosen is not used and (expected or any(manager() is used for manager in managers)):
-            name = getattr(self.compiled, "__name__", "a function")
-            raise FrontDoorError(
-                f"A call of {name} runs {_text(used)} by Dynamo, and {_text(chosen)} by polytile's front door. The option "
-                "front_door='off' has every call go through Dynamo. Please report this."
-            )
-        return result
+        """Makes the call by Dynamo. Raises FrontDoorError if the front door would have run code whose guards do not hold. Which
+        code Dynamo runs tells less: guards of several may hold, and beyond its limit of recompilations it runs none."""
+        if self.entry is not None and self.entry.find(*args, **kwargs):
+            guards = self.entry.managers[0]()
+            if guards is not None and not guards.root.check(self.entry.variables(*args, **kwargs)):
+                name, parts = getattr(self.compiled, "__name__", "a function"), guards.code_parts or guards.verbose_code_parts
+                raise FrontDoorError(
+                    f"polytile's front door would run code for a call of {name} whose guards do not hold: {parts}. The option "
+                    "front_door='off' has every call go through Dynamo. Please report this."
+                )
+        return self._through_dynamo(open_, args, kwargs)
 
     def __str__(self) -> str:
         known = 0 if self.entry is None else len(self.entry.managers)
@@ -223,6 +220,8 @@ class FrontDoor:
         """What answers for the guards of a code of `function` while nothing that they read has changed, or makes such a memo in
         parts; None if nothing does."""
         made = self._memos.setdefault(guards, [])
+        if made and made[-1].function is not function:  # another forward with the same code has other cells, defaults and globals
+            made.clear()
         if not made or (made[-1].memo is not None and made[-1].memo.spent and len(made) < MOST_MEMOS):
             made.append(guard_reads.Making(entry.module(), guards.root, function, self._module))
         while at_once and not made[-1].done:
@@ -402,8 +401,3 @@ def _in_c(value: Any, code: types.CodeType) -> Any:
 
 def _is_disabled(value: Any) -> bool:
     return isinstance(value, types.FunctionType) and getattr(value, "_torchdynamo_disable", False)
-
-
-def _text(manager: Any) -> str:
-    parts = None if manager is None else (manager.code_parts or manager.verbose_code_parts)
-    return "nothing" if manager is None else f"the code with guards {parts}"

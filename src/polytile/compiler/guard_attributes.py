@@ -1,16 +1,18 @@
 """Facts about objects that guards read: what was found where, in the order in which it is found again.
 
 An attribute is a fact about one place where Python's own rules find it: the object's dictionary, or its class. Code that
-computes attributes, such as that of a property, is followed (guard_code.py). Where it cannot be, the fact is the attribute's
-value, and the launcher reads it anew each time.
+computes attributes, such as that of a property, is followed (guard_code.py); where it cannot be, there is no memo. So no Python
+code runs between two facts, which hold at one moment, and nothing that is read changes what is read elsewhere. Of what C code
+computes, such as a slot or a function's name, the fact is the value, which the launcher reads anew each time.
 """
 
 from __future__ import annotations
 
 import collections
+import functools
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,7 +22,9 @@ from polytile.compiler.guard_code import NOWHERE, PLAIN, Unknown, follow
 TYPE, VERSION, POINTER, ITEMS, ALL_ITEMS, ELEMENTS, ATTRIBUTE = range(7)
 """The kinds of facts of runtime/guard_memo.c."""
 
-PYTHONS_OWN = (vars(object)["__getattribute__"], vars(types.ModuleType)["__getattribute__"])
+PYTHONS_OWN = tuple(
+    vars(kind)["__getattribute__"] for kind in (object, types.ModuleType, types.SimpleNamespace, functools.partial)
+)
 """Methods by which objects' attributes are found in their dictionaries and classes."""
 
 HEAP = 1 << 9
@@ -35,9 +39,15 @@ MEMBERS = ("_parameters", "_buffers", "_modules")
 FOLLOWED = ("__code__", "__closure__", "__defaults__", "__kwdefaults__")
 """Attributes of functions that are pointers."""
 
+IN_C = (types.MemberDescriptorType, types.GetSetDescriptorType)
+"""Types of attributes of a class that compute those of an object in C."""
+
 THEMSELVES = (types.FunctionType, types.WrapperDescriptorType, types.MethodDescriptorType)
 """Types of attributes of a class that are read of the class as they are."""
 
+
+KEYS = (str, int)
+"""Types of keys, which C code compares."""
 
 SUBSCRIPTED = (dict, collections.OrderedDict, tuple, list, types.MappingProxyType)
 """Types of containers of which `value[key]` does no more than look up."""
@@ -51,19 +61,17 @@ class Facts:
         self._facts: dict[tuple[Any, ...], list[Any]] = {}
         """(kind, object, expected, name, version, length) by the kind, the object's address and the name."""
         self._constants: list[Any] = []
-        self._made: dict[int, Any] = {}
-        """Objects that are made at each access, by their addresses: lists and tuples, which are compared by their items with what
-        an attribute gives, and bound methods, which consist of a function and an object that facts are about."""
+        self._made: dict[int, types.MethodType] = {}
+        """Bound methods, by their addresses. They are made at each access, of a function and an object that facts are about."""
         if sys.version_info < (3, 11):  # where sys._clear_type_cache() has versions of types come back, though not of this one
             self.version(self.constant(type("Cleared", (), {})))
 
-    def in_order(self) -> tuple[tuple[Any, ...], ...]:
-        """The facts as the launcher takes them: those that Python code finds out come last."""
-        facts = sorted(self._facts.values(), key=lambda fact: fact[0] == ATTRIBUTE)
-        for fact in facts:
+    def in_order(self) -> Iterator[tuple[Any, ...]]:
+        """The facts as the launcher takes them: those that make objects come last."""
+        for fact in sorted(self._facts.values(), key=lambda fact: fact[0] == ATTRIBUTE):
             if fact[0] in (ITEMS, ALL_ITEMS):
                 fact[2] = tuple(part for key, each in fact[2].items() for part in (key, 0 if each is NOWHERE else id(each)))
-        return tuple(map(tuple, facts))
+            yield tuple(fact)
 
     def owned(self) -> list[Any]:
         """What the launcher owns: tuples and names of facts, and constants. Called after `in_order`."""
@@ -116,7 +124,7 @@ class Facts:
         if type(value) in (tuple, list):
             self.length(value)
             return value[key]
-        if not isinstance(value, dict) or type(key) not in (str, int):
+        if not isinstance(value, dict) or type(key) not in KEYS:
             raise Unknown(f"an item of {type(value)}")
         found = dict.get(value, key, NOWHERE)
         self._items(value)[key] = found
@@ -143,7 +151,7 @@ class Facts:
 
     def all_items(self, value: Any) -> list[tuple[Any, Any]]:
         """A dictionary's items in order, with the fact that it has these and no others."""
-        if not isinstance(value, dict) or not all(type(key) in (str, int) for key in dict.keys(value)):
+        if not isinstance(value, dict) or not all(type(key) in KEYS for key in dict.keys(value)):
             raise Unknown(f"the keys of {type(value)}")
         items = list(dict.items(value))
         self._note(ALL_ITEMS, value, dict(items))
@@ -153,32 +161,23 @@ class Facts:
         """Notes that an object has no attribute of this name."""
         if id(value) in self._made:
             raise Unknown(f"whether what is made at each access has {name}")
-        try:
-            found = self._by_rules(value, name)
-        except Unknown:
-            found = None
-        if found is not NOWHERE:
-            self.constant(value)
-            self._note(ATTRIBUTE, value, 0, name)
+        if self._by_rules(value, name) is not NOWHERE:
+            raise Unknown(f"{value} has {name}")
 
     def attribute(self, value: Any, name: str) -> Any:
         """An object's attribute."""
         if id(value) in self._made:
-            return self._of_method(value, name)
+            if name not in ("__func__", "__self__"):
+                raise Unknown(f"{name} of what is made at each access")
+            return getattr(value, name)
         if isinstance(value, types.CellType) or (isinstance(value, types.FunctionType) and name in FOLLOWED):
             return self.pointer(value, name)
         if type(value) is property and name in ("fget", "fset", "fdel"):  # which never change
             return getattr(value, name)
-        try:
-            found = self._attribute_of_type(value, name) if isinstance(value, type) else self._by_rules(value, name)
-        except Unknown:
-            found = NOWHERE
-        return self._computed(value, name) if found is NOWHERE else found
-
-    def _of_method(self, value: Any, name: str) -> Any:
-        if not isinstance(value, types.MethodType) or name not in ("__func__", "__self__"):
-            raise Unknown(f"{name} of what is made at each access")
-        return getattr(value, name)
+        found = self._attribute_of_type(value, name) if isinstance(value, type) else self._by_rules(value, name)
+        if found is NOWHERE:
+            raise Unknown(f"{name} of {type(value)}")
+        return found
 
     def attribute_after(self, value: Any, owner: type, name: str) -> Any:
         """What `super().__getattribute__(name)` gives in a method of `owner`; NOWHERE if it raises AttributeError."""
@@ -202,6 +201,8 @@ class Facts:
         self.pointer(kind.__getattr__, "__code__")
         for members in MEMBERS:
             every = self.item(self.pointer(value, "__dict__"), members)
+            if type(every) not in SUBSCRIPTED:
+                raise Unknown(f"items of {type(every)}")
             self.type_of(every)
             found = self.item(every, name) if found is NOWHERE else found
         return found
@@ -232,6 +233,8 @@ class Facts:
             return self.pointer(value, name)
         if type(of_class) is property and isinstance(of_class.fget, types.FunctionType):
             return follow(self, of_class.fget, (value,))
+        if type(of_class) in IN_C:
+            return self._read(value, name)
         if _is_data_descriptor(of_class):
             raise Unknown(f"{name} of {type(value)}")
         own = self.item(self.pointer(value, "__dict__"), name) if hasattr(value, "__dict__") else NOWHERE
@@ -255,29 +258,41 @@ class Facts:
         kind = type(value)
         self.version(value)
         self.version(kind)
-        found = self._of_class(value, name)
-        plain = kind.__getattribute__ is type.__getattribute__ and not _is_data_descriptor(self._of_class(kind, name))
-        if plain and (isinstance(found, THEMSELVES) or (found is not NOWHERE and not hasattr(type(found), "__get__"))):
-            return found
-        return self._computed(value, name)
+        if kind.__getattribute__ is not type.__getattribute__:
+            raise Unknown(f"attributes of {kind}")
+        found, of_class = self._of_class(value, name), self._of_class(kind, name)
+        if type(of_class) in IN_C:
+            return self._read(value, name)
+        is_itself = isinstance(found, THEMSELVES) or (found is not NOWHERE and not hasattr(type(found), "__get__"))
+        if _is_data_descriptor(of_class) or not is_itself:
+            raise Unknown(f"{name} of {value}")
+        return found
 
-    def _computed(self, value: Any, name: str) -> Any:
-        """An attribute that the launcher reads in each call. A list or tuple of constants may be another one each time."""
-        found = getattr(value, name)
-        is_new = type(found) in (list, tuple) and all(type(each) in PLAIN for each in found) and getattr(value, name) is not found
-        self._note(ATTRIBUTE, value, id(found), name, length=len(found) if is_new else -1)
-        if is_new:
-            self._made[id(found)] = found
+    def _read(self, value: Any, name: str) -> Any:
+        """An attribute that C code computes, and that the launcher reads in each call; NOWHERE if it raises AttributeError."""
+        try:
+            found = (type if isinstance(value, type) else object).__getattribute__(value, name)
+        except AttributeError:
+            found = NOWHERE
+        self.constant(value)
+        self._note(ATTRIBUTE, value, 0 if found is NOWHERE else id(found), name)
         return self.constant(found)
 
     def _items(self, value: dict[Any, Any]) -> dict[Any, Any]:
+        if (ITEMS, id(value), "") not in self._facts and not all(map(_compares_in_c, dict.keys(value))):
+            raise Unknown(f"keys of {type(value)} that compare in a way of their own")
         self._note(ITEMS, value, {})
         items: dict[Any, Any] = self._facts[ITEMS, id(value), ""][2]
         return items
 
-    def _note(self, kind: int, value: Any, expected: Any, name: str = "", version: int = 0, length: int = -1) -> None:
+    def _note(self, kind: int, value: Any, expected: Any, name: str = "", version: int = 0) -> None:
         if id(value) not in self._made:
-            self._facts.setdefault((kind, id(value), name), [kind, value, expected, name, version, length])
+            self._facts.setdefault((kind, id(value), name), [kind, value, expected, name, version, -1])
+
+
+def _compares_in_c(key: Any) -> bool:
+    kind = type(key)
+    return kind in KEYS or not isinstance(kind.__eq__, types.FunctionType)
 
 
 def _is_data_descriptor(value: Any) -> bool:

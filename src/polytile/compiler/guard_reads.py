@@ -6,10 +6,9 @@ a function's code is. As long as all facts hold, the guards read the same object
 facts in less time, as one version stands for all items of a dictionary (runtime/guard_memo.c).
 
 This holds because of what guards compare. A value that is compared by its contents is immutable (`_is_constant`), or its
-contents are facts themselves. Of an attribute that Python code computes, what the code reads is a fact (guard_code.py), or the
-attribute is read and compared in each call. Of the arguments, guards
-read what a signature keeps: the metadata of tensors, and numbers, strings and None. Where guards do anything else, or torch
-has a kind of guard that is not known here, there is no memo, and the guards are evaluated.
+contents are facts themselves. Of an attribute that Python code computes, what the code reads is a fact (guard_code.py). Of the
+arguments, guards read what a signature keeps: the metadata of tensors, and numbers, strings and None. Where guards do anything
+else, or torch has a kind of guard that is not known here, there is no memo, and the guards are evaluated.
 
 Python 3.13 has no versions of dictionaries. Nothing is noted there.
 """
@@ -18,11 +17,13 @@ from __future__ import annotations
 
 import ast
 import enum
+import functools
 import itertools
 import logging
 import re
+import time
 import types
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -38,8 +39,8 @@ ARGUMENT = object()
 
 END = object()
 
-PART = 8
-"""Nodes of a tree in a part of a memo. One takes 20 to 50 µs."""
+PART = 100e-6
+"""Seconds of work that a part of a memo takes in a call. A step takes 20 to 50 µs."""
 
 OF_ARGUMENTS = (
     "TYPE_MATCH", "TENSOR_MATCH", "LENGTH_CHECK", "NO_HASATTR", "DIMENSION_DYNAMIC_MARKING_GUARD", "EQUALS_MATCH", "NONE_MATCH",
@@ -67,7 +68,7 @@ class Making:
         self.memo, self.done = None, False
         """The memo, once it is made. None if the guards read something else than facts can tell, or differ from what is known of
         torch here."""
-        self._function = function
+        self.function = function
         self._parts: Any = self._make(loaded, root, function, module)
 
     def __call__(self) -> Any:
@@ -77,18 +78,21 @@ class Making:
                 self.done = next(self._parts, END) is END
             except (Unknown, AttributeError, LookupError, SyntaxError, ValueError) as why:
                 self.done = True
-                log.debug("guards of %s are evaluated in each call: %s", self._function.__qualname__, why)
+                log.debug("guards of %s are evaluated in each call: %s", self.function.__qualname__, why)
         return self.memo if self.done else self
 
     def _make(self, loaded: Any, root: Any, function: types.FunctionType, module: Any) -> Generator[None]:
         """Yields after each part but the last. In the end nothing is kept alive."""
-        reads = Reads(Facts(loaded.type_version), function, module)
+        until = time.thread_time() + PART
+        reads, facts = Reads(Facts(loaded.type_version), function, module), list[tuple[Any, ...]]()
         reads.tree(root)
-        while reads.go_on(PART):
-            yield
-        facts, owned = reads.facts.in_order(), reads.facts.owned()
+        for step in itertools.chain(reads.steps(), map(facts.append, reads.facts.in_order())):
+            if time.thread_time() > until:
+                yield step
+                until = time.thread_time() + PART
+        owned = reads.facts.owned()
         yield
-        self.memo = loaded.Memo(facts, owned, tuple(reads.tensors.values()), tuple(reads.modes), dynamo.TensorGuards)
+        self.memo = loaded.Memo(tuple(facts), owned, tuple(reads.tensors.values()), tuple(reads.modes), dynamo.TensorGuards)
 
 
 class Reads:
@@ -100,8 +104,8 @@ class Reads:
         """Tensors whose metadata guards compare, by their addresses."""
         self.modes: list[tuple[Callable[[], Any], Any]] = []
         """Functions and what they answer as long as torch is in the mode in which guards hold."""
-        self._left: list[tuple[Any, Any, bool]] = []
-        """Nodes of the tree that have not been gone to: managers of guards, their values, and whether these are versioned."""
+        self._left: list[Callable[[], Any]] = []
+        """Steps that are left: each notes what a node of the tree reads, or an expression."""
         code = function.__code__
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)]
         self._locals: dict[str, Any] = dict.fromkeys(names, ARGUMENT)
@@ -140,14 +144,14 @@ class Reads:
         for leaf in root.get_epilogue_lambda_guards():
             self._expressions(leaf)
 
-    def go_on(self, count: int) -> bool:
-        """Notes what so many more nodes of the tree read. Returns whether some are left."""
-        for manager, value, versioned in [self._left.pop() for _ in range(min(count, len(self._left)))]:
-            self._node(manager, value, versioned)
-        return bool(self._left)
+    def steps(self) -> Iterator[None]:
+        """Takes all steps that are left, one at a time."""
+        while self._left:
+            self._left.pop()()
+            yield
 
     def _go_to(self, manager: Any, value: Any, versioned: bool = False) -> None:
-        self._left.append((manager, value, versioned))
+        self._left.append(functools.partial(self._node, manager, value, versioned))
 
     def _variable(self, manager: Any, name: str) -> None:
         value = self._local(name)
@@ -264,8 +268,10 @@ class Reads:
     def _expressions(self, leaf: Any) -> None:
         if type(leaf).__name__ != "LAMBDA_GUARD":
             raise Unknown(type(leaf).__name__)
-        for text in leaf.verbose_code_parts():
-            self._value(ast.parse(text.strip(), mode="eval").body)
+        self._left += [functools.partial(self._expression, text.strip()) for text in leaf.verbose_code_parts()]
+
+    def _expression(self, text: str) -> None:
+        self._value(ast.parse(text, mode="eval").body)
 
     def _value(self, node: ast.expr) -> Any:
         """What an expression leads to; None for what is computed of such values."""
@@ -342,8 +348,8 @@ POINTERS: Mapping[str, str] = {
 }
 """Accessors that follow a pointer, and its name in Python."""
 
-VERSIONED = ("DictGetItemGuardAccessor", "GetGenericDictGuardAccessor")
-"""Accessors from dictionaries, and to them."""
+VERSIONED = ("DictGetItemGuardAccessor",)
+"""Accessors to what has a version: that of the dictionary which it is in."""
 
 CONSTANTS = (
     int, float, complex, str, bytes, bool, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format,

@@ -64,6 +64,8 @@ typedef struct {
     PyObject *free_names; /* of the variables of the closure */
     PyTypeObject *type;  /* of the owner */
     unsigned version;    /* of the type; 0: not known */
+    PyObject *witness;   /* on Python 3.10 a class whose version tells that no type's version has come back; else NULL */
+    unsigned witnessed;  /* its version */
     int positional, keyword_only, positional_only, flags;
     Py_ssize_t count;
     Way ways[MAX_WAYS];
@@ -128,7 +130,8 @@ static int all_empty(PyObject *dicts)
 /* Whether a call of the owner is just a call of its class's forward, with nothing before or after. */
 static int is_called_plainly(Entry *self)
 {
-    if (Py_TYPE(self->owner) != self->type || self->version == 0 || self->type->tp_version_tag != self->version) {
+    if (Py_TYPE(self->owner) != self->type || self->version == 0 || self->type->tp_version_tag != self->version
+        || (self->witness != NULL && ((PyTypeObject *)self->witness)->tp_version_tag != self->witnessed)) {
         self->stale = 1;
         return 0;
     }
@@ -523,6 +526,17 @@ static PyObject *entry_find(PyObject *object, PyObject *const *given, Py_ssize_t
     return PyBool_FromLong(run != NULL);
 }
 
+/* variables(*args, **kwargs) -> the function's local variables at the start of a call, as guards are given them; None: the arguments
+   do not fit. */
+static PyObject *entry_variables(PyObject *object, PyObject *const *given, Py_ssize_t count, PyObject *names)
+{
+    PyObject *all[MAX_GIVEN];
+    given = with_owner((Entry *)object, all, given, &count, names);
+    PyObject *locals = given == NULL ? NULL : bind((Entry *)object, given, count, names);
+    PyErr_Clear();
+    return locals == NULL ? Py_NewRef(Py_None) : locals;
+}
+
 /* ---- the object ---- */
 
 /* Sets the entry's ways; the old ones are released last, since that may run arbitrary code. Takes over references. */
@@ -538,13 +552,29 @@ static void set_ways(Entry *self, const Way *ways, Py_ssize_t count)
         release_way(&before[i]);
 }
 
+/* On Python 3.10 sys._clear_type_cache() has all types count their versions anew, so that one may come back. A class that nobody
+   else knows loses its version then, and gets no other. 0, or -1 with an exception. */
+static int call_witness(Entry *self)
+{
+    if (PY_VERSION_HEX >= 0x030B0000 || self->owner == NULL)
+        return 0;
+    PyObject *witness = PyObject_CallFunction((PyObject *)&PyType_Type, "s(){}", "Witness");
+    if (witness == NULL)
+        return -1;
+    PyObject *found = PyObject_GetAttrString(witness, "__init__"); /* which gives it a version */
+    Py_XDECREF(found);
+    self->witnessed = ((PyTypeObject *)witness)->tp_version_tag;
+    Py_XSETREF(self->witness, witness);
+    return found == NULL ? -1 : 0;
+}
+
 /* Reads the properties of the function and its owner. 0, or -1 with an exception. */
 static int read_function(Entry *self, PyObject *function)
 {
     PyCodeObject *code = (PyCodeObject *)((PyFunctionObject *)function)->func_code;
     PyObject *names = PyObject_GetAttrString((PyObject *)code, "co_varnames");
     PyObject *free_names = PyObject_GetAttrString((PyObject *)code, "co_freevars");
-    if (names == NULL || free_names == NULL) {
+    if (names == NULL || free_names == NULL || call_witness(self) < 0) {
         Py_XDECREF(names);
         Py_XDECREF(free_names);
         return -1;
@@ -627,6 +657,7 @@ static int entry_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->function);
     Py_VISIT(self->owner);
+    Py_VISIT(self->witness);
     for (Py_ssize_t i = 0; i < self->count; i++) {
         Py_VISIT(self->ways[i].manager);
         Py_VISIT(self->ways[i].check);
@@ -643,6 +674,7 @@ static int entry_clear(PyObject *object)
     set_ways(self, NULL, 0);
     Py_CLEAR(self->function);
     Py_CLEAR(self->owner);
+    Py_CLEAR(self->witness);
     return 0;
 }
 
@@ -677,6 +709,7 @@ static PyMethodDef entry_methods[] = {
     {"postpone", entry_postpone, METH_O, NULL},
     {"take_wanted", entry_take_wanted, METH_NOARGS, NULL},
     {"compiled", (PyCFunction)(void (*)(void))entry_compiled, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"variables", (PyCFunction)(void (*)(void))entry_variables, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"find", (PyCFunction)(void (*)(void))entry_find, METH_FASTCALL | METH_KEYWORDS, NULL},
     {NULL, NULL, 0, NULL},
 };

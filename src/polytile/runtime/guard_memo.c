@@ -6,8 +6,8 @@
    signature, then the guards would read the same again, and so they hold.
 
    Facts come in the order in which guards reach them. A fact's object is not owned: the facts before it say that it is
-   still where it was found. Facts that Python code finds out come last, and own their objects: other threads may run then.
-   A dictionary has a version that never comes back (PEP 509), so that one comparison stands
+   still where it was found. No Python code runs from the first fact to the last: other threads do not either. Facts that
+   make objects come last, and own what they are about, as the collector may run then. A dictionary has a version that never comes back (PEP 509), so that one comparison stands
    for all of its items; if it has changed, the items are compared. Python 3.13 has no such versions, and no memos. */
 
 #if PY_VERSION_HEX < 0x030D0000
@@ -30,13 +30,13 @@ typedef enum {
     ITEMS,     /* items of a dictionary */
     ALL_ITEMS, /* all of them, in order */
     ELEMENTS,  /* those of a list or tuple, all of them */
-    ATTRIBUTE, /* an attribute of an object whose class computes attributes */
+    ATTRIBUTE, /* an attribute that C code computes */
     KINDS
 } FactKind;
 
 typedef struct {
     FactKind kind;
-    int length;         /* of a dictionary, or of an attribute that is a new list or tuple each time; -1: any */
+    int length;         /* of a dictionary; -1: any */
     PyObject *object;   /* borrowed */
     PyObject *expected; /* a type, what the pointer points to, an attribute's value: borrowed; for items and elements a tuple */
     union {
@@ -107,13 +107,9 @@ static int elements_are(const Fact *fact)
 
 static int attribute_is(const Fact *fact)
 {
-    PyObject *value = PyObject_GetAttr(fact->object, fact->name);
+    getattrofunc get = PyType_Check(fact->object) ? PyType_Type.tp_getattro : PyObject_GenericGetAttr;
+    PyObject *value = get(fact->object, fact->name);
     int same = value == fact->expected; /* which the memo owns; NULL: there is none */
-    if (fact->length >= 0 && value != NULL) {
-        same = Py_TYPE(value) == Py_TYPE(fact->expected) && Py_SIZE(value) == fact->length;
-        for (Py_ssize_t i = 0; same && i < fact->length; i++)
-            same = PySequence_Fast_ITEMS(value)[i] == PySequence_Fast_ITEMS(fact->expected)[i];
-    }
     Py_XDECREF(value);
     PyErr_Clear();
     return same;
@@ -160,9 +156,9 @@ static int modes_are(Memo *self)
     return 1;
 }
 
-static int call_check(PyObject *check, PyObject *const *tensors, Py_ssize_t count)
+/* Calls a check with `tuple`, whose items it sets. It takes over the tuple, which is made early: that may run the collector. */
+static int call_check(PyObject *check, PyObject *tuple, PyObject *const *tensors, Py_ssize_t count)
 {
-    PyObject *tuple = PyTuple_New(count);
     if (tuple == NULL)
         return 0;
     for (Py_ssize_t i = 0; i < count; i++)
@@ -180,7 +176,7 @@ static void load_ahead(Memo *self, Py_ssize_t i)
         __builtin_prefetch(self->facts[i].kind == POINTER ? (void *)self->facts[i].pointer : (void *)self->facts[i].object);
 }
 
-static int statics_are(Memo *self)
+static int statics_are(Memo *self, PyObject *tuple)
 {
     for (Py_ssize_t i = 0; i < self->static_count; i++) {
         char *tensor = *(char **)((char *)self->statics[i] + configured.handle_offset);
@@ -188,10 +184,10 @@ static int statics_are(Memo *self)
         __builtin_prefetch(tensor + 64);
         __builtin_prefetch(tensor + 128);
     }
-    return self->static_count == 0 || call_check(self->check, self->statics, self->static_count);
+    return call_check(self->check, tuple, self->statics, self->static_count);
 }
 
-/* The number of the first fact that does not hold, or that Python code finds out. */
+/* The number of the first fact that does not hold, or that makes an object. */
 static Py_ssize_t pass_facts(Memo *self)
 {
     Py_ssize_t i = 0;
@@ -206,15 +202,20 @@ static Py_ssize_t pass_facts(Memo *self)
 static int all_facts_hold(Memo *self)
 {
     char before = self->changed;
+    PyObject *tuple = self->static_count == 0 ? NULL : PyTuple_New(self->static_count);
     Py_ssize_t i = pass_facts(self);
     if (self->changed != before)
         i = pass_facts(self); /* with the types that precede what has changed */
-    int as_before = (i == self->facts_count || self->facts[i].kind == ATTRIBUTE) && statics_are(self);
+    int as_before = i == self->facts_count || self->facts[i].kind == ATTRIBUTE;
+    if (as_before)
+        self->changed = 0;
+    if (as_before && self->static_count > 0)
+        as_before = statics_are(self, tuple);
+    else
+        Py_XDECREF(tuple);
     for (; as_before && i < self->facts_count; i++)
         as_before = is_as_before(&self->facts[i], &self->changed);
     as_before = as_before && modes_are(self);
-    if (as_before)
-        self->changed = 0;
     PyErr_Clear();
     return as_before;
 }
@@ -290,7 +291,7 @@ static int is_like(const Signature *signature, PyObject *values, PyObject *names
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(values); i++)
         if (!same_value(PyTuple_GET_ITEM(signature->values, i), PyTuple_GET_ITEM(values, i)))
             return 0;
-    return count == 0 || call_check(signature->tensors, tensors, count);
+    return count == 0 || call_check(signature->tensors, PyTuple_New(count), tensors, count);
 }
 
 /* Whether guards hold for a call, as they held for one like it: 1 or 0. Leaves no exception. */
@@ -352,7 +353,7 @@ static int memo_learns(PyObject *object, PyObject *const *given, Py_ssize_t coun
         values = values_of(self, given, all, tensors, &tensor_count);
     if (values != NULL)
         check = tensor_count == 0 ? Py_NewRef(Py_None) : checker_of(self, tensors, tensor_count);
-    if (check != NULL && (tensor_count == 0 || call_check(check, tensors, tensor_count))) {
+    if (check != NULL && (tensor_count == 0 || call_check(check, PyTuple_New(tensor_count), tensors, tensor_count))) {
         Signature *place = &self->signatures[self->used++ % SIGNATURES];
         self->credit -= PRICE;
         clear_signature(place);

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import CodeType
 from typing import Any
@@ -90,7 +90,7 @@ class AtenCalls(Candidate):
         self._tensors = {tensor.name: k for k, tensor in enumerate(kernel.tensors)}
         self._count = len(kernel.tensors)
         self._bound: dict[tuple[int, ...], Bound] = {}
-        self._function: Callable[..., Any] | None = None
+        self._functions: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
         places = {symbol: k for k, symbol in enumerate(kernel.symbols)}
         self._formulas = {e: encode(e, places) for e in dict.fromkeys(expressions(self.calls))}
 
@@ -144,9 +144,8 @@ class AtenCalls(Candidate):
     def _steps(self, values: Mapping[Any, int], apart: bool, tensors: Sequence[Any]) -> list[_Step]:
         """The calls with the numbers of these sizes; `apart`: no result is written before the last call has run."""
         steps = [self._step(k, call, values, apart) for k, call in enumerate(self.calls)]
-        if len(steps) == 1 and not steps[0].copies and self.calls[0].target not in COPIES:
-            step = steps[0]
-            steps = [_Step(0, self._quickest(step, tensors), step.args, step.named)]
+        if len(steps) == 1 and self.calls[0].target not in COPIES:
+            steps = [replace(steps[0], function=self._quickest(steps[0], tensors))]
         return steps
 
     def _step(self, number: int, call: LibraryCall, values: Mapping[Any, int], apart: bool) -> _Step:
@@ -171,14 +170,15 @@ class AtenCalls(Candidate):
 
     def _quickest(self, step: _Step, tensors: Sequence[Any]) -> Callable[..., Any]:
         """What calls the one operator in the least time, seen on `tensors`."""
-        target, args, named = step.function, step.args, step.named
+        args, named = step.args, step.named
+        target = self.calls[0].target if step.copies else step.function  # which writes its results itself
         if not isinstance(target, torch._ops.OpOverload):
-            return target
-        if self._function is None:
+            return step.function
+        if target not in self._functions:
             laid: list[Any] = []
             composed([_Step(0, lambda *given, **more: laid.extend((given, more)), tuple(args), named)])(tensors)
-            self._function = quickest(target, *laid)
-        return self._function
+            self._functions[target] = quickest(target, *laid)
+        return self._functions[target]
 
 
 def _filled(out: torch.Tensor, value: Any, inside: torch.Tensor, x: torch.Tensor) -> None:
@@ -310,12 +310,13 @@ def _made_in(value: Any) -> Iterator[Made]:
 
 @functools.cache
 def into_form(target: Any) -> tuple[Any, tuple[str, ...]]:
-    """The overload of `target` that writes its results into given tensors, and the names of these; None without one."""
+    """The overload of `target` that writes its results into given tensors, and the names of these; None without one. What torch
+    generates for operators without one copies their results. With a copy here the operator itself is called, which is faster."""
     own = _signature(target)
     for name in target.overloadpacket.overloads():
         other = getattr(target.overloadpacket, name)
         outs = tuple(a.name for a in other._schema.arguments if a.is_out)
-        if outs and _signature(other) == own:
+        if outs and _signature(other) == own and torch.Tag.generated not in other.tags:
             return other, outs
     return None, ()
 
