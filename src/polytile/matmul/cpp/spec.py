@@ -124,6 +124,7 @@ class GemmConfig:
     pack_a      A is copied into tiles too
     pairs       bfloat16 only: two k are multiplied at once and B is never widened (AVX512_BF16 instructions, if there are any).
                 Panels of a narrower B are made such pairs block by block (`widens`)
+    amx         tiles of AMX instead of vectors (amx.py)
     """
 
     form: str
@@ -135,6 +136,7 @@ class GemmConfig:
     unroll: int = 1
     pack_a: bool = False
     pairs: bool = False
+    amx: bool = False
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:
@@ -153,7 +155,7 @@ class GemmConfig:
         return GemmConfig(**{field.name: config[field.name] for field in fields(GemmConfig)})  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        flags = (" A" if self.pack_a else "") + (" pairs" if self.pairs else "")
+        flags = (" A" if self.pack_a else "") + (" pairs" if self.pairs else "") + (" amx" if self.amx else "")
         return f"{self.form} {self.mr}x{self.nv} k{self.kc} m{self.mc} n{self.nc} u{self.unroll}{flags}"
 
 
