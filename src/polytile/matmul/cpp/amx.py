@@ -1,18 +1,19 @@
 """The micro-kernel of AMX: tiles of 16 rows by 64 bytes in registers of their own, in place of the register tile's vectors.
 
-A tile of B is 16 steps of one vector of columns (a step is what a lane holds: two bfloat16 or four int8), just as panels have
-them; a tile of A is 64 bytes along k of up to 16 rows, read where A lies if its k is contiguous. One instruction multiplies the two
-and adds 16 x 16 sums. Of the eight registers four hold sums, two hold tiles of A and two tiles of B.
+A tile of B is 16 steps of one vector of columns (a step is what a lane holds: two bfloat16 or four int8), just as panels
+have them. A tile of A is 64 bytes along k of up to 16 rows, read where A lies if its k is contiguous. One instruction
+multiplies the two and adds 16 x 16 sums. Of the eight registers four hold sums, two hold tiles of A and two tiles of B.
 
-All tiles of a call have one shape, since setting it costs as much as 20 products. It has the rows of A, if they are less than 16.
-Rows that are left over are copied and padded with zeros, and so is an A whose k is not contiguous or ends within a tile.
+All tiles of a call have one shape, since setting it takes as long as 10 products. It has the rows of A, if they are less
+than 16. Rows that are left over are copied and padded with zeros, and so is an A whose k is not contiguous or ends within
+a tile.
 
 Panels of int8 are unsigned (int8.py), as for VNNI. The sums of a row then begin at -128 times the sum of the row of A.
 """
 
 from __future__ import annotations
 
-from polytile.matmul.cpp import packing, unroll
+from polytile.matmul.cpp import unroll
 from polytile.matmul.cpp.spec import GemmConfig, GemmSpec
 
 FLAGS = {"bfloat16": "amx_bf16", "int8": "amx_int8"}
@@ -40,7 +41,7 @@ struct Tiles { const char* at; long row, next; };
 """
 
 COPY_A = """\
-// rows x steps of A as tiles, one after the other along k, each of `rows` padded to `height` rows; zeros past the end of either.
+// rows x steps of A as tiles, one after the other along k, with zeros up to whole tiles of `height` rows and in the last one.
 static void copy_a(const Problem& p, long item, long m, long rows, long height, long from, long steps, PA* out) {
   const S* a = a_of(p, item, m, from);
   const long padded = ceil_div(rows, height) * height, whole = least(steps, (p.k - from) / STEP);
@@ -173,7 +174,10 @@ static void work(const Call& c, long thread, long threads) {
   asm volatile("tilerelease");
 }
 """
-NEXT = "struct Next { const char* at; long lines; };  // memory that a tile fetches, and how many lines of it with each tile of B\n"
+NEXT = """\
+// Memory that a tile fetches into the second-level cache, and how many lines of it with each tile of A.
+struct Next { const char* at; long lines; };
+"""
 
 
 def fits(spec: GemmSpec, config: GemmConfig, lanes: int) -> bool:
@@ -216,15 +220,17 @@ def _store(register: int, at: str, row: str) -> str:
 
 
 def _tile(spec: GemmSpec, height: int, width: int) -> str:
-    """The C++ function tile{height}x{width}: out (+)= A B for `height` tiles of rows and `width` vectors of columns."""
-    sums = [(i, j, i * width + j) for i in range(height) for j in range(width)]
-    places = [f"o + {i * HEIGHT} * stride + {j * LANES}" for i, j, _ in sums]
-    clear = [f'asm volatile("tilezero %tmm{c}");' for _, _, c in sums]
+    """The C++ function tile{height}x{width}: o (+)= A B for `height` tiles of rows and `width` vectors of columns."""
+    sums = [
+        (i * width + j, f"o + {i * HEIGHT} * stride + {j * LANES}") for i in range(height) for j in range(width)
+    ]
+    bytes_apart = "stride * sizeof(T)"
+    signature = "const Tiles& a, const Tiles& b, long apart, long steps, T* o, long stride, bool add, Next next"
+    copy = "store(&rest[j][s * L], load((const T*)(y + j * apart + s * b.row)));"
     return (
-        f"static void tile{height}x{width}(const Tiles& a, const Tiles& b, long apart, long steps, T* o, long stride, bool add, "
-        "Next next) {\n"
-        + unroll.lines(2, ["if (add) {", *(f"  {_load(c, p, 'stride * sizeof(T)')}" for (_, _, c), p in zip(sums, places, strict=True))])
-        + unroll.lines(2, ["} else {", *(f"  {each}" for each in clear), "}"])
+        f"static void tile{height}x{width}({signature}) {{\n"
+        + unroll.lines(2, ["if (add) {", *(f"  {_load(c, at, bytes_apart)}" for c, at in sums)])
+        + unroll.lines(2, ["} else {", *(f'  asm volatile("tilezero %tmm{c}");' for c, _ in sums), "}"])
         + unroll.lines(2, ["const char *x = a.at, *y = b.at;", "long q = 0;"])
         + unroll.lines(2, ["for (; q + STEPS <= steps; q += STEPS, x += a.next, y += b.next) {"])
         + unroll.lines(4, _products(spec, height, width, "y + {j} * apart", "b.row"))
@@ -232,10 +238,9 @@ def _tile(spec: GemmSpec, height: int, width: int) -> str:
         + unroll.lines(4, ["next.at += 64 * next.lines;"])
         + unroll.lines(2, ["}", "if (q < steps) {                                // B's panels end within a tile"])
         + unroll.lines(4, [f"alignas(64) T rest[{width}][STEPS * L] = {{}};"])
-        + unroll.lines(4, [f"for (long j = 0; j < {width}; ++j)"])
-        + unroll.lines(6, ["for (long s = 0; s < steps - q; ++s) store(&rest[j][s * L], load((const T*)(y + j * apart + s * b.row)));"])
+        + unroll.lines(4, [f"for (long j = 0; j < {width}; ++j)", f"  for (long s = 0; s < steps - q; ++s) {copy}"])
         + unroll.lines(4, _products(spec, height, width, "&rest[{j}]", "64l"))
-        + unroll.lines(2, ["}", *(_store(c, p, "stride * sizeof(T)") for (_, _, c), p in zip(sums, places, strict=True))])
+        + unroll.lines(2, ["}", *(_store(c, at, bytes_apart) for c, at in sums)])
         + "}\n"
     )
 

@@ -230,7 +230,8 @@ def functions(spec: GemmSpec, config: GemmConfig, lanes: int, scales_at: int) ->
     step, row_major = k_per_lane(spec, config), spec.b_layout == "n"
     interleaved = panelled_b or (config.form == "tile_direct" and step > 1)
     together = row_major and interleaved and side_by_side.whole(step, config.nv)
-    transposes = (tiled_a and spec.a_layout == "k" and config.mr <= lanes, (panelled_b and spec.b_layout == "k") or (config.amx and amx.transposes_a(spec)))
+    square = (panelled_b and spec.b_layout == "k") or (config.amx and amx.transposes_a(spec))
+    transposes = (tiled_a and spec.a_layout == "k" and config.mr <= lanes, square)
     panel_row = side_by_side.PANEL_ROW if together else PANEL_ROW
     return "".join(
         (

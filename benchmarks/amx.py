@@ -1,0 +1,86 @@
+"""Products of bfloat16 and int8 by AMX, by vectors alone, and by eager, which has AMX: `python -m benchmarks.amx --json`.
+
+One dynamic compile for a dtype, a layout and a number of threads, as in `benchmarks.matmul`, whose cells these are; then all of it
+once more with a polytile that is told that the processor has no AMX: what it chooses is "vectors". Each is timed in turns with
+eager, so that both are given as eager's time over theirs. One weight has an odd K and an N that 16 does not divide.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+
+from benchmarks import matmul, record
+from benchmarks.matmul import CONSTANT, Cell
+from benchmarks.timing import disturbance, geomean
+from polytile.report import Column, Table, show
+from polytile.report.tables import ratio
+from polytile.runtime import cpu
+
+ROWS = (1, 2, 16, 33, 128, 512)
+WEIGHTS = ((1024, 1024), (1001, 1030), (4096, 1024), (1024, 4096))
+"""(K, N)."""
+DTYPES = ("bfloat16", "int8")
+WITH, WITHOUT = "amx", "vectors"
+
+
+@contextmanager
+def no_tiles() -> Iterator[None]:
+    """A processor without AMX, as far as polytile knows."""
+    here = cpu.cpu()
+    without = replace(here, flags=tuple(flag for flag in here.flags if not flag.startswith("amx_")))
+    with mock.patch.object(cpu, "cpu", lambda: without):
+        yield
+
+
+def table(dtype: str, layout: str, threads: int, cells: Sequence[Cell], without: Sequence[Cell]) -> Table:
+    """Eager's time over that of the choice with AMX and, where they were measured, of the choice without."""
+    rows = sorted({cell.m for cell in cells})
+    body: list[tuple[Any, ...]] = []
+    for name, group in ((WITH, cells), (WITHOUT, without)):
+        found = {(cell.k, cell.n, cell.m): cell.ratio for cell in group}
+        body += [(f"{k}×{n}", name, *(found.get((k, n, m)) for m in rows)) for k, n in WEIGHTS if (k, n, rows[0]) in found]
+    columns: list[Column | str] = ["K×N", "kernels", *(Column(f"M={m}", ratio) for m in rows)]
+    ratios = [cell.ratio for cell in cells]
+    notes = [f"With AMX: geomean {geomean(ratios):.2f}, least {min(ratios):.2f}.", disturbance(cell.direct for cell in cells)]
+    return Table.from_rows(f"eager over polytile, {dtype}, weights {layout}, {threads} threads", columns, body, notes)
+
+
+def as_json(cells: Sequence[Cell]) -> dict[str, Any]:
+    return {
+        cell.name: {"ratio": round(cell.ratio, 4), "candidates": list(cell.decisions), **cell.direct.as_json()} for cell in cells
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--dtypes", nargs="*", choices=DTYPES, default=list(DTYPES))
+    parser.add_argument("--layouts", nargs="*", choices=list(matmul.LAYOUTS), default=[CONSTANT])
+    parser.add_argument("--threads", nargs="*", type=int, default=sorted({1, torch.get_num_threads()}))
+    parser.add_argument("--rows", nargs="*", type=int, default=list(ROWS))
+    parser.add_argument("--seconds", type=float, default=0.3, help="how long to measure each cell")
+    parser.add_argument("--json", action="store_true", help="also write benchmarks/results/amx.json")
+    given = parser.parse_args()
+    if not any(flag.startswith("amx_") for flag in cpu.cpu().flags):
+        raise SystemExit("This process may not use AMX: the processor has none, or the system denies it.")
+    with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=64):
+        for dtype in given.dtypes:
+            for layout in given.layouts:
+                for threads in given.threads:
+                    cells = matmul.run(dtype, layout, threads, given.rows, WEIGHTS, given.seconds)
+                    with no_tiles():
+                        without = matmul.run(dtype, layout, threads, given.rows, WEIGHTS, given.seconds)
+                    show(table(dtype, layout, threads, cells, without))
+                    if given.json:
+                        for name, group in ((WITH, cells), (WITHOUT, without)):
+                            record.add("amx", name, as_json(group))
+
+
+if __name__ == "__main__":
+    main()
