@@ -1,7 +1,7 @@
 """Products of bfloat16 and int8 by AMX, by vectors alone, and by eager, which has AMX: `python -m benchmarks.amx --json`.
 
-One dynamic compile for a dtype, a layout and a number of threads, as in `benchmarks.matmul`, whose cells these are; then all of it
-once more with a polytile that is told that the processor has no AMX: what it chooses is "vectors". Each is timed in turns with
+One dynamic compile for a dtype, a layout and a number of threads, as in `benchmarks.matmul`, whose cells these are; then the same
+with a polytile that is told that the processor has no AMX: what it chooses is "vectors". Each is timed in turns with
 eager, so that both are given as eager's time over theirs. One weight has an odd K and an N that 16 does not divide.
 """
 

@@ -92,7 +92,7 @@ static inline long tile_space(const Problem& p, long depth) {
 
 // Rows [m, m + rows) x columns [n, n + cols) over the depth of `q`; `panel` holds B from column n on, `start` what sums begin at.
 static void multiply(const Problem& p, const Block& q, const Tiles& a, const T* start, long m, long rows, long n, long cols,
-                     const PB* panel, const PB* after, long fetched) {
+                     const PB* panel, Next next) {
   alignas(64) T scratch[MR * NR];
   T* out = scratch;
   long stride = NR;
@@ -112,7 +112,6 @@ static void multiply(const Problem& p, const Block& q, const Tiles& a, const T* 
   }
   const long row = (PACK_B ? NR : L) * sizeof(PB);
   const Tiles b = {(const char*)panel, row, STEPS * row};
-  const Next next = {(const char*)after, fetched};
   const bool two = rows > height;
   if (vectors == NV) (two ? WIDE2 : WIDE1)(a, b, apart * sizeof(PB), q.steps, out, stride, add, next);
   else
@@ -138,14 +137,14 @@ static void compute(const Problem& p, const Block& q, PA* memory) {
       }
       begin_at(tiles[t], r, q.steps, starts + i);
     }
+    const long lines = KEPT ? ceil_div(NV * STEPS, count) : 0;   // panels that were just copied are near
     for (long n = q.n0; n < q.n1; n += NR) {
       const PB* panel = q.panels + (n - q.n0) / L * vector_of(p, q);
-      const PB* after = n + NR < q.n1 ? panel + NV * vector_of(p, q) : m + MC < q.m1 ? q.panels : panel;
+      const PB* after = n + NR < q.n1 ? panel + NV * vector_of(p, q) : q.panels;
       for (long t = 0; t < count; ++t) {
-        const long i = t * MR, cols = least(NR, q.n1 - n), vector = t * NV / count, first = t - ceil_div(vector * count, NV);
-        const long lines = ceil_div(NV * STEPS, count);
-        multiply(p, q, tiles[t], starts + i, m + i, least(MR, rows - i), n, cols, panel,
-                 after + vector * (PACK_B ? L : kept_vector(p)) + first * lines * L, lines);
+        const long i = t * MR, vector = t * NV / count, before = t - ceil_div(vector * count, NV);
+        const char* share = (const char*)(after + vector * vector_of(p, q)) + before * lines * depth / STEPS * 64;
+        multiply(p, q, tiles[t], starts + i, m + i, least(MR, rows - i), n, least(NR, q.n1 - n), panel, {share, lines});
       }
     }
   }

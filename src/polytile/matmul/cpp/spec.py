@@ -146,13 +146,16 @@ class GemmConfig:
                 raise ValueError(f"GemmConfig.{name} is {getattr(self, name)}; it must be at least 1.")
 
     def as_config(self) -> Config:
-        """The same numbers as the Config that selection and the store deal in."""
-        return Config.of(**asdict(self))
+        """The same numbers as the Config that selection and the store deal in; of `amx` only that it is so, since configs of
+        vectors in stores and plans do not name it."""
+        numbers = asdict(self)
+        return Config.of(**(numbers if self.amx else {name: n for name, n in numbers.items() if name != "amx"}))
 
     @staticmethod
     def of(config: Config) -> GemmConfig:
         """The inverse of `as_config`; raises KeyError naming a number that `config` lacks."""
-        return GemmConfig(**{field.name: config[field.name] for field in fields(GemmConfig)})  # type: ignore[arg-type]
+        numbers = {field.name: config[field.name] for field in fields(GemmConfig) if field.name != "amx"}
+        return GemmConfig(**numbers, amx=bool(config.get("amx")))  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         flags = (" A" if self.pack_a else "") + (" pairs" if self.pairs else "") + (" amx" if self.amx else "")
