@@ -29,6 +29,7 @@ static inline long copied_before(long cols) {{ return RAGGED && cols > NR - L ? 
 BLOCK = """\
 // Elements from one vector of columns of kept panels to the next.
 static inline long kept_vector(const Problem& p) { return ceil_div(p.k, STEP) * L; }
+{kept_panels}
 
 // Rows [m0, m1) x columns [n0, n1) of one item over one depth of K. `panels` holds B from column n0 on; sums that are
 // not `first` add to `partial` (origin m0, n0); those that are not `last` stay there.
@@ -37,6 +38,13 @@ struct Block { long item, m0, m1, n0, n1, from, steps; bool first, last; const P
 // Elements from one vector of columns of this block's panels to the next.
 static inline long vector_of(const Problem& p, const Block& q) { return KEPT ? kept_vector(p) : q.steps * L; }
 """
+
+KEPT_PANELS = "static inline PB* kept_panels(const Problem& p) { return (PB*)p.ptrs[KEPT_AT]; }"
+KEPT_PANELS_OF_GROUP = """\
+// Kept panels from this part's columns on: those of one matrix follow those of the one before.
+static inline PB* kept_panels(const Problem& p) {
+  return (PB*)p.ptrs[KEPT_AT] + (p.matrix * ceil_div(p.sizes[2], L) + p.column / L) * kept_vector(p);
+}"""
 
 COMPUTE = """\
 {with_scales}
@@ -182,7 +190,7 @@ static void part(const Call& c, const Team& team, const Share& s, bool active, l
   for (long q = 0; q == 0 || q < steps; q += c.depth, ++turn) {
     const long depth = least(c.depth, steps - q), from = q * STEP;
     PB* block = c.panels;                          // a column's panels lie at one place in every block
-    if (KEPT) block = (PB*)p.ptrs[KEPT_AT] + s.n0 / L * kept_vector(p) + q * L;
+    if (KEPT) block = kept_panels(p) + s.n0 / L * kept_vector(p) + q * L;
     else if (PACK_B) block += (team.index * c.buffers + turn % c.buffers) * c.block + s.col * own;
     else block += thread * c.depth * STEP * L;
     if (PACK_B && active) pack_share(p, s, item, from, depth, block);
@@ -330,9 +338,10 @@ def generate(
 
 def _micro_kernel(spec: GemmSpec, config: GemmConfig, scales: str) -> tuple[str, ...]:
     """From a block of A and panels of B to finished sums, and how threads divide a call."""
+    block = BLOCK.replace("{kept_panels}", KEPT_PANELS_OF_GROUP if spec.grouped else KEPT_PANELS)
     if config.amx:
-        return BLOCK, amx.functions(spec, config), WORK[config.form].replace("void work(", "void work_blocks("), amx.WORK
-    return register_tile.tiles(_register_tile(spec, config)), BLOCK, COMPUTE.replace("{with_scales}", scales), WORK[config.form]
+        return block, amx.functions(spec, config), WORK[config.form].replace("void work(", "void work_blocks("), amx.WORK
+    return register_tile.tiles(_register_tile(spec, config)), block, COMPUTE.replace("{with_scales}", scales), WORK[config.form]
 
 
 def _register_tile(spec: GemmSpec, config: GemmConfig) -> Tile:
