@@ -1,8 +1,9 @@
 """Products of bfloat16 and int8 by AMX, by vectors alone, and by eager, which has AMX: `python -m benchmarks.amx --json`.
 
-One dynamic compile for a dtype, a layout and a number of threads, as in `benchmarks.matmul`, whose cells these are; then the same
-with a polytile that is told that the processor has no AMX: what it chooses is "vectors". Each is timed in turns with
-eager, so that both are given as eager's time over theirs. One weight has an odd K and an N that 16 does not divide.
+One dynamic compile for each weight, type, layout and number of threads, as in `benchmarks.matmul`, whose cells these are; then
+the same with a polytile that is told that the processor has no AMX: what it chooses is "vectors". Each is timed in turns with
+eager, so that both are given as eager's time over theirs. One weight has an odd K and an N that 16 does not divide. Results are
+written weight by weight, in place of earlier ones for the same cells.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ def main() -> None:
     parser.add_argument("--layouts", nargs="*", choices=list(matmul.LAYOUTS), default=[CONSTANT])
     parser.add_argument("--threads", nargs="*", type=int, default=sorted({1, torch.get_num_threads()}))
     parser.add_argument("--rows", nargs="*", type=int, default=list(ROWS))
+    parser.add_argument("--weights", nargs="*", type=matmul.size_of, default=list(WEIGHTS), help="K and N, such as 4096x1024")
     parser.add_argument("--seconds", type=float, default=0.3, help="how long to measure each cell")
     parser.add_argument("--json", action="store_true", help="also write benchmarks/results/amx.json")
     given = parser.parse_args()
@@ -73,13 +75,14 @@ def main() -> None:
         for dtype in given.dtypes:
             for layout in given.layouts:
                 for threads in given.threads:
-                    cells = matmul.run(dtype, layout, threads, given.rows, WEIGHTS, given.seconds)
-                    with no_tiles():
-                        without = matmul.run(dtype, layout, threads, given.rows, WEIGHTS, given.seconds)
-                    show(table(dtype, layout, threads, cells, without))
-                    if given.json:
-                        for name, group in ((WITH, cells), (WITHOUT, without)):
-                            record.add("amx", name, as_json(group))
+                    found: dict[str, list[Cell]] = {WITH: [], WITHOUT: []}
+                    for weight in given.weights:
+                        found[WITH] += matmul.run(dtype, layout, threads, given.rows, [weight], given.seconds)
+                        with no_tiles():
+                            found[WITHOUT] += matmul.run(dtype, layout, threads, given.rows, [weight], given.seconds)
+                        for name, cells in found.items() if given.json else ():
+                            record.add("amx", name, as_json(cells))
+                    show(table(dtype, layout, threads, found[WITH], found[WITHOUT]))
 
 
 if __name__ == "__main__":
