@@ -8,7 +8,6 @@ written weight by weight, in place of earlier ones for the same cells.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +17,7 @@ from unittest import mock
 import torch
 
 from benchmarks import matmul, record
+from benchmarks.command import Command
 from benchmarks.matmul import CONSTANT, Cell
 from benchmarks.timing import disturbance, geomean
 from polytile.report import Column, Table, show
@@ -60,15 +60,14 @@ def as_json(cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Command(__doc__, json=True)
     parser.add_argument("--dtypes", nargs="*", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--layouts", nargs="*", choices=list(matmul.LAYOUTS), default=[CONSTANT])
     parser.add_argument("--threads", nargs="*", type=int, default=sorted({1, torch.get_num_threads()}))
     parser.add_argument("--rows", nargs="*", type=int, default=list(ROWS))
     parser.add_argument("--weights", nargs="*", type=matmul.size_of, default=list(WEIGHTS), help="K and N, such as 4096x1024")
     parser.add_argument("--seconds", type=float, default=0.3, help="how long to measure each cell")
-    parser.add_argument("--json", action="store_true", help="also write benchmarks/results/amx.json")
-    given = parser.parse_args()
+    given = parser.parsed()
     if not any(flag.startswith("amx_") for flag in cpu.cpu().flags):
         raise SystemExit("This process may not use AMX: the processor has none, or the system denies it.")
     with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=64):
