@@ -67,6 +67,29 @@ def test_every_form_at_any_length(form: str, options: dict[str, Any]) -> None:
     assert only_templates(run, *args)
 
 
+class Experts(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(half(3, 160, 256))
+
+    def forward(self, x: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        return F.grouped_mm(x, self.weight.transpose(1, 2), offs=offs)
+
+
+def test_weights_of_experts_are_packed_once_until_they_change() -> None:
+    torch.manual_seed(0)
+    model = Experts()
+    run = polytile.compile(model, options=OPTIONS)
+    with torch.no_grad():
+        for length, offs in LENGTHS * 2:
+            x = half(length, 256)
+            torch.testing.assert_close(run(x, offs), model(x, offs), rtol=2e-2, atol=0.3)
+        (row,) = polytile.explain(run, x, offs).weights
+        assert (row.bytes, row.made) == (3 * 160 * 256 * 2, 1)
+        model.weight.mul_(-2)
+        torch.testing.assert_close(run(x, offs), model(x, offs), rtol=2e-2, atol=0.6)
+
+
 def scaled(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, by_row: torch.Tensor, by_column: torch.Tensor) -> torch.Tensor:
     return torch._scaled_grouped_mm(a, b, by_row, by_column, offs=offs, out_dtype=BF16)
 

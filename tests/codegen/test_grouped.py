@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,12 +16,14 @@ from polytile.candidates.library.grouped import GroupedLibrary
 from polytile.candidates.products import reference
 from polytile.codegen.triton import interpret
 from polytile.ir.products import grouped_product
+from polytile.matmul import packed_weights
 from polytile.matmul.gemm_args import make_args
 from polytile.matmul.gemm_kernel import ENDS, GemmKernel
 from polytile.matmul.triton.schedules import generate
 from polytile.problem import Config
 from polytile.runtime.dispatcher import Interface
 from polytile.runtime.launcher import new_dispatcher
+from polytile.schedule.canonical import TensorArg
 from polytile.schedule.facts import Facts
 from tests.codegen.triton_gemm import CHIP, facts_of, matrix
 from tests.codegen.triton_gemm import grouped_product as product
@@ -63,7 +66,7 @@ def check(kernel: GemmKernel, args: Sequence[Any], what: object) -> None:
 
 
 def one_of_each_form(candidates: Sequence[Candidate]) -> list[Candidate]:
-    return list({(each.config["form"], each.config["pairs"]): each for each in candidates}.values())
+    return list({tuple(each.config.get(name) for name in ("form", "pairs", "amx")): each for each in candidates}.values())
 
 
 @pytest.mark.parametrize(
@@ -81,6 +84,23 @@ def test_every_form_in_cpp_is_right(axis: str, dtype: torch.dtype, a: str, b: st
         for args in given:
             run(*args)
             check(kernel, args, candidate)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_panels_that_were_made_before_the_call_are_those_of_each_group(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    plain = product("m", dtype)
+    kernel = replace(plain, tensors=(*plain.tensors, TensorArg(packed_weights.PANELS, torch.uint8, "in")), packed=True)
+    for ends in ENDINGS.values():
+        a, b, offs, c, *ints = arguments(plain, ends, 60, 150, 50)
+        panels = packed_weights.panels_for(kernel, b, dict(zip(kernel.size_names, (*ints, 1), strict=True)))
+        made = [each for each in product_candidates(kernel, "grouped", (3,)) if each.config["form"] == "tile_prepacked"]
+        assert made
+        for candidate in one_of_each_form(made):
+            fields = (0,) * len(kernel.size_names)
+            run = new_dispatcher(Interface("grouped", fields, lambda key, args, own=candidate: own.entry()))
+            run(a, torch.full_like(b, float("nan")), offs, c, panels, *ints, 1)
+            check(plain, [a, b, offs, c], candidate)
 
 
 def test_threads_share_a_group_of_many_rows_and_groups_of_few_columns() -> None:

@@ -8,6 +8,8 @@ stores. A register tile of m rows by v vectors needs, per step,
 and a streamed update of depth u needs max(m * u / 2, (u + m) / 2, 1.6 m (stores)) per vector of columns and u steps. Reading
 costs the bytes over the bandwidth of the memory level that holds the operand; each block of `mc` rows reads B once more.
 
+Tiles of AMX take, per 16 steps, the slower of their products (a cycle for each row of A, 10 at least) and of their loads.
+
 Known wrong: operands are assumed to be in cache if they fit. A model with more weights than the last-level cache holds finds each
 of them in memory. At M = 1..8 and 1024 x 1024 the time is then 3-4 times the prediction, and `stream` and `dot`, which read B in
 long runs, beat `tile_direct` by more than predicted.
@@ -19,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
+from polytile.matmul.cpp import amx
 from polytile.matmul.cpp.common import ACCUMULATOR_BYTES
 from polytile.matmul.cpp.forms import stream_depth
 from polytile.matmul.cpp.machine import Machine
@@ -39,6 +42,10 @@ WIDEN_CYCLES = 1.0  # to convert one vector of bfloat16 or int8 to float32
 # Slowdown of reading B by panels from distant rows, and from rows that map to the same cache sets.
 SCATTERED, SCATTERED_SAME_SETS = 1.2, 1.6
 WORKSPACE_SECONDS = 5e-8
+AMX_LEAST_CYCLES = 10.0  # of a product of two tiles; one with 16 rows of A takes 16
+AMX_LOAD_CYCLES = 9.0  # to load a tile from the first-level cache, which overlaps with products
+COPY_AMX_CYCLES = {"k": 4.0, "m": 8.0, "any": 60.0}  # to copy 64 bytes of A along k, by its layout
+AMX_ROW_CYCLES = 1.0  # to add up 64 bytes of a row of int8
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,20 @@ def _tile_compute(s: _Shape, c: GemmConfig) -> float:
     return s.batch * s.row_tiles * (per_step * steps + each)
 
 
+def _amx_compute(s: _Shape, c: GemmConfig) -> float:
+    blocks, panels, rest = ceil(s.k / (s.together * amx.STEPS)), *divmod(s.vectors, c.nv)
+    product = min(max(AMX_LEAST_CYCLES, s.m), float(amx.HEIGHT))
+    pairs, single = divmod(ceil(s.m / amx.HEIGHT), 2) if c.mr > amx.HEIGHT else (0, ceil(s.m / amx.HEIGHT))
+
+    def width(vectors: int) -> float:
+        """Cycles of a panel of so many vectors over all rows and 16 steps."""
+        two, one = (max(h * vectors * product, (h + vectors) * AMX_LOAD_CYCLES) for h in (2, 1))
+        return pairs * two + single * one
+
+    each = TILE_CYCLES * (pairs + single) * (panels + rest) * max(1, ceil(s.k / c.kc)) + FINISH_CYCLES * s.m * s.vectors
+    return s.batch * (blocks * (panels * width(c.nv) + rest * width(1)) + each)
+
+
 def _dot_compute(s: _Shape, c: GemmConfig) -> float:
     width = s.together * s.lanes
     groups, vectors = ceil(s.n / c.nv), ceil(s.k / width)
@@ -126,12 +147,20 @@ def _copies(spec: GemmSpec, s: _Shape, c: GemmConfig) -> float:
     cycles = COPY_B_CYCLES[spec.b_layout] * s.batch * s.k * s.vectors / (2 if s.together > 1 else 1) if panelled else 0.0
     if widens(spec, c):
         cycles += WIDEN_PAIRS_CYCLES * s.k / s.together * s.vectors
+    if c.amx:
+        return cycles + s.batch * s.m * s.k / (amx.LANES * s.together) * ceil(s.n / c.nc) * _amx_copy(spec, s, c)
     dot_copies = c.form == "dot" and (spec.a_layout != "k" or (spec.dtype == "bfloat16" and not c.pairs))
     in_place = c.form in ("small", "stream") or converts(spec, c)
     if not in_place and (c.pack_a or dot_copies or (s.together > 1 and c.form != "dot")):
         passes = 1 if c.form == "dot" else max(1, ceil(s.n / c.nc))
         cycles += COPY_A_CYCLES[spec.a_layout] * passes * s.batch * s.m * s.k / s.lanes
     return cycles
+
+
+def _amx_copy(spec: GemmSpec, s: _Shape, c: GemmConfig) -> float:
+    """Cycles for 64 bytes of A before they are multiplied."""
+    copied = c.pack_a or spec.a_layout != "k" or s.k % (amx.STEPS * s.together) > 0
+    return COPY_AMX_CYCLES[spec.a_layout] * copied + AMX_ROW_CYCLES * (spec.dtype == "int8")
 
 
 def _reading(spec: GemmSpec, s: _Shape, c: GemmConfig, sizes: Mapping[str, int], machine: Machine, threads: int) -> float:
@@ -198,7 +227,8 @@ def terms(spec: GemmSpec, config: GemmConfig, sizes: Mapping[str, int], threads:
 def _parts(spec: GemmSpec, config: GemmConfig, s: _Shape, sizes: Mapping[str, int], threads: int, machine: Machine) -> _Parts:
     used = max(1, min(threads, _units(s, config)))
     cycle = machine.cycle()
-    work = COMPUTE.get(config.form, _tile_compute)(s, config) * cycle / used * _imbalance(_units(s, config), used)
+    compute = _amx_compute if config.amx else COMPUTE.get(config.form, _tile_compute)
+    work = compute(s, config) * cycle / used * _imbalance(_units(s, config), used)
     meeting = 0.0 if config.form in ("small", "stream") else WORKSPACE_SECONDS
     if used > 1:
         barriers = ceil(s.k / config.kc) if config.form == "tile_packed" and s.batch < threads else 0

@@ -72,14 +72,25 @@ def site_of(argument: PackedWeight) -> weights.Site:
     for it."""
     view, lanes, together, least = argument.view, argument.lanes, argument.together, argument.nibbles_from
     b, loop = argument.unpacked or (view, None)
-    _, k, n = (int(size) for size in b.sizes)
-    matrix = 1 if loop is None else 0  # the operand without its batch, or all of the weight
+    matrices, k, n = (int(size) for size in b.sizes)
+    matrix = 1 if loop is None and matrices == 1 else 0  # one matrix, or all of them, or all of the weight
+
+    def make(weight: torch.Tensor) -> torch.Tensor:
+        return _panels(weight if loop is None else _computed(weight, view.buffer, b, loop), lanes, together, least)
+
     recipe = weights.Recipe(
         ("panels", lanes, together, least, b.dtype, loop and loop_text(loop)), tuple(map(int, view.sizes[matrix:])),
-        tuple(map(int, view.strides[matrix:])), int(view.offset), panels.size_of(k, n, b.dtype, lanes, together, least),
-        lambda weight: panels.make(weight if loop is None else _computed(weight, view.buffer, b, loop), lanes, together, least),
+        tuple(map(int, view.strides[matrix:])), int(view.offset),
+        matrices * panels.size_of(k, n, b.dtype, lanes, together, least), make,
     )  # fmt: skip
     return weights.Site(recipe, options.get("packed_weights_mib") << 20, eager=argument.constant, waits=waits_for_packing())
+
+
+def _panels(matrices: torch.Tensor, lanes: int, together: int, least: int | None) -> torch.Tensor:
+    """The panels of a matrix, or of each of several, one after the other."""
+    if matrices.dim() == 2:
+        return panels.make(matrices, lanes, together, least)
+    return torch.cat([panels.make(matrix, lanes, together, least) for matrix in matrices])
 
 
 def _computed(weight: torch.Tensor, name: str, b: View, loop: Loop) -> torch.Tensor:
@@ -100,7 +111,8 @@ def _can_pack(kernel: GemmKernel, b: View, source: View, buffer: Buffer) -> bool
     numbers = (*b.sizes, *b.strides, b.offset, *source.sizes, *source.strides, source.offset)
     if not buffer.weight or not all(number.is_Integer for number in numbers) or buffer.dtype != source.dtype:
         return False
-    single = not kernel.spec.batched and kernel.second is None and not kernel.spec.grouped
+    experts = kernel.spec.grouped == "m" and kernel.prologues[1] is None and not kernel.spec.b_dtype
+    single = not kernel.spec.batched and kernel.second is None and (experts or not kernel.spec.grouped)
     typed = b.dtype == (torch.int8 if kernel.spec.b_dtype else kernel.in_dtype) in panels.TOGETHER
     plain = single and typed and kernel.prologues[0] is None and (source is b) == (kernel.prologues[1] is None)
     large = int(b.sizes[1]) * int(b.sizes[2]) >= SMALLEST and int(b.sizes[2]) > 1
@@ -126,9 +138,10 @@ def panels_for(kernel: GemmKernel, b: torch.Tensor, size: Mapping[str, int]) -> 
     if prologue_b is not None:
         weight, b = b, torch.empty(size["K"] * size["N"], dtype=prologue_b.tensors[-1].dtype)
         prologue_b.interpret(weight, b)
-    strides = size["b_stride_k"], size["b_stride_n"]
-    matrix = b.as_strided((size["K"], size["N"]), strides, b.storage_offset())
-    return panels.make(matrix, lanes_of(kernel.spec), together_of(kernel), kernel.spec.nibbles_from)
+    matrices = size["batch"] if kernel.spec.grouped else 1
+    strides = size["b_stride_b"], size["b_stride_k"], size["b_stride_n"]
+    each = b.as_strided((matrices, size["K"], size["N"]), strides, b.storage_offset())
+    return _panels(each, lanes_of(kernel.spec), together_of(kernel), kernel.spec.nibbles_from)
 
 
 def assumed_sizes(argument: PackedWeight | None) -> dict[sympy.Symbol, int]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from polytile.problem import digest
@@ -19,13 +20,16 @@ SCALING = Path("/sys/devices/system/cpu/cpu0/cpufreq")
 LAST_LEVEL = 32 << 20
 """Default size of the last-level cache in bytes, if the system does not report it."""
 
+ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
+"""Linux's system call on x86-64, its request to use a part of the processor's state, and the number of AMX's tiles."""
+
 TASKS = Path("/proc/self/task")
 """Linux's information about this process's threads."""
 
 
 @dataclass(frozen=True)
 class Cpu:
-    """Model name, machine architecture and the instruction-set flags that the kernel reports, sorted."""
+    """Model name, machine architecture and the instruction-set flags that the kernel reports and this process may use, sorted."""
 
     model: str
     machine: str
@@ -56,7 +60,16 @@ def cpu() -> Cpu:
         text = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:
         text = ""
-    return parse(text, os.uname().machine)
+    found = parse(text, os.uname().machine)
+    if "amx_tile" in found.flags and not _request_tiles():
+        found = replace(found, flags=tuple(flag for flag in found.flags if not flag.startswith("amx_")))
+    return found
+
+
+def _request_tiles() -> bool:
+    """Asks Linux for AMX's tiles, which a process may use only then. Whether it grants them, as some hypervisors and sandboxes do
+    not."""
+    return bool(ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0)
 
 
 @functools.cache

@@ -31,11 +31,14 @@ static void tile2x3(const PA* a, long a_m, long a_k, const PB* b, long b_k, long
   }
 }
 static inline long kept_vector(const Problem& p) { return ceil_div(p.k, STEP) * L; }
+static inline PB* kept_panels(const Problem& p) { return (PB*)p.ptrs[KEPT_AT]; }
 
 // Rows [m0, m1) x columns [n0, n1) of one item over one depth of K. `panels` holds B from column n0 on; sums that are
 // not `first` add to `partial` (origin m0, n0); those that are not `last` stay there.
 struct Block { long item, m0, m1, n0, n1, from, steps; bool first, last; const PB* panels; T* partial; long stride; };
 
+// Elements from one vector of columns of this block's panels to the next.
+static inline long vector_of(const Problem& p, const Block& q) { return KEPT ? kept_vector(p) : q.steps * L; }
 static inline Next with_scales(const Problem&, const Block&, Next next, long, long) { return next; }
 
 static void multiply(const Problem& p, const Block& q, const PA* a, long a_m, long a_k, long m, long rows, long n,
@@ -66,13 +69,16 @@ static void multiply(const Problem& p, const Block& q, const PA* a, long a_m, lo
   if (q.last && !place) finish(p, q.item, m, n, rows, cols, out, stride);
 }
 
-// Elements from one vector of columns of this block's panels to the next.
-static inline long vector_of(const Problem& p, const Block& q) { return KEPT ? kept_vector(p) : q.steps * L; }
-
 // What tile `t` of `count` fetches of the panel at `after`, which all of them share: a part of one of its vectors.
 static inline Next next_of(const Problem& p, const Block& q, const PA* a, const PB* after, long t, long count) {
   const long sharers = count / NV > 1 ? count / NV : 1, j = t / sharers, pace = L * sizeof(PB) / sharers;
   if (!after || j >= NV) return {(const char*)a, 0};
   return {(const char*)(after + j * vector_of(p, q)) + t % sharers * q.steps * pace, pace};
+}
+
+static inline long padded_rows(long rows) { return rows; }
+// Elements of the memory of a thread for tiles of A.
+static inline long tile_space(const Problem& p, long depth) {
+  return PACK_A ? (HEAD + depth) * least(MC, p.m) + GROUP + L : 0;
 }
 

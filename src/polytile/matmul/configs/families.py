@@ -20,7 +20,7 @@ class Cpu(Heuristic):
 
     def register_tiles(self, vector_bytes: int) -> tuple[RegisterTile, ...]:
         """The rows for vectors of this many bytes, in canonical order."""
-        rows = self.table("register_tiles")
+        rows = (*self.table("register_tiles"), *self.table("amx_tiles"))
         return tuple(row for row in rows if isinstance(row, RegisterTile) and row.vector_bytes == vector_bytes)
 
     def finish(self, config: Gemm) -> Gemm:

@@ -136,6 +136,7 @@ class RegisterTile:
     dtypes: tuple[str, ...]
     a: tuple[str, ...]
     b: tuple[str, ...]
+    amx: bool = False
 
 
 Record = Gemm | Conv | Flex | FlexDecode | FlexDefault | RegisterTile
@@ -154,6 +155,7 @@ KINDS: dict[str, str] = {
     "mm": "gemm", "extra_mm": "gemm", "int8_mm": "gemm", "mixed_mm": "gemm", "persistent_mm": "gemm", "scaled_mm": "gemm",
     "scaled_persistent_mm": "gemm", "mm_plus_mm": "gemm", "conv": "conv", "flex_attn_fwd_autotune": "flex",
     "flex_decode_autotune": "flex_decode", "flex_forward_default": "flex_default", "register_tiles": "register_tile",
+    "amx_tiles": "register_tile",
 }  # fmt: skip
 """Table → kind: the tables that a family may have."""
 

@@ -8,7 +8,7 @@ Callers: the C++ source of candidates; nothing here compiles, runs or measures a
 
 from __future__ import annotations
 
-from polytile.matmul.cpp import dot, narrow_panels, stream, tile
+from polytile.matmul.cpp import amx, dot, narrow_panels, stream, tile
 from polytile.matmul.cpp.common import C_TYPES as ELEMENTS
 from polytile.matmul.cpp.forms import refusal, valid
 from polytile.matmul.cpp.machine import Machine
@@ -50,6 +50,9 @@ def _check(spec: GemmSpec, config: GemmConfig, epilogue: str | None, lanes: int)
         raise ValueError(f"C++ products take {', '.join(STORAGE)}; these are {spec.dtype} with results of {spec.out_dtype}.")
     if why := refusal(spec, config):
         raise ValueError(why)
+    if config.amx and not amx.fits(spec, config, lanes):
+        forms = ", ".join(amx.FORMS)
+        raise ValueError(f"tiles of AMX are for bfloat16 in pairs and int8 in the forms {forms}; this is {spec.dtype}, {config}.")
     if (epilogue is not None) != spec.has_epilogue:
         given = "an epilogue was given" if epilogue is not None else "no epilogue was given"
         raise ValueError(f"GemmSpec.has_epilogue is {spec.has_epilogue} but {given}; make them agree.")

@@ -169,7 +169,10 @@ static inline const SB* b_of(const Problem& p, long item, long k, long n) {
 }
 """
 
-IN_GROUP = "  long item, row, column;                         // where the result of this part of a group begins\n"
+IN_GROUP = """\
+  long item, row, column;                         // where the result of this part of a group begins
+  long matrix;                                    // which B it is multiplied by
+"""
 """Further members of the Problem of a grouped product."""
 
 EMIT_EPILOGUE = """\
@@ -294,7 +297,7 @@ static void share(Whole& whole, long thread, long threads) {{
     const long item = along_k || part.group == s[0] ? 0 : part.group;
     Call c{{{{whole.ptrs, s, 1, (const S*)whole.ptrs[0] + part.row * s[5] + part.k * s[6],
             (const SB*)whole.ptrs[1] + item * s[7] + part.k * s[8] + n0 * s[9],
-            1, part.rows, n1 - n0, part.depth, 0, s[5], s[6], 0, s[8], s[9], along_k ? part.group : 0, part.row, n0}}}};
+            1, part.rows, n1 - n0, part.depth, 0, s[5], s[6], 0, s[8], s[9], along_k ? part.group : 0, part.row, n0, item}}}};
     if (!open(c)) {{ whole.failed = true; return; }}
     work(c, 0, 1);
     close(c);

@@ -28,7 +28,7 @@ SEVERAL_K = ("tile_packed", "tile_direct", "tile_prepacked", "splitk", "dot")
 """Forms that can bring several k together in one lane: four bytes of int8, two bfloat16."""
 GROUPED_FORMS = ("tile_packed", "tile_direct", "tile_prepacked", "small")
 """Forms whose tiles scale the sums of each group along k."""
-UNGROUPED_FORMS = ("tile_prepacked", "splitk")
+UNGROUPED_FORMS = ("splitk",)
 """Forms without a grouped product."""
 
 

@@ -5,7 +5,7 @@ A tile of A is [steps][rows], a panel of B [steps][NR]; a step is as many k as o
 
 from __future__ import annotations
 
-from polytile.matmul.cpp import int8, narrow_panels, side_by_side, unroll
+from polytile.matmul.cpp import amx, int8, narrow_panels, side_by_side, unroll
 from polytile.matmul.cpp.spec import GemmConfig, GemmSpec, k_per_lane, widens
 
 # One step of one row of A or column of B, and one step of L columns of a row-major B.
@@ -209,8 +209,8 @@ PACK_B_OF = {"n": PACK_B_N, "k": PACK_B_K, "any": PACK_B_ANY}
 
 
 def packs_a(spec: GemmSpec, config: GemmConfig) -> bool:
-    """Whether A is copied into tiles: asked for, or needed (several k in one lane)."""
-    return config.form != "small" and (config.pack_a or k_per_lane(spec, config) > 1)
+    """Whether A is copied into tiles: asked for, or needed (several k in one lane, but in tiles of AMX)."""
+    return config.form != "small" and (config.pack_a or (k_per_lane(spec, config) > 1 and not config.amx))
 
 
 def packs_b(spec: GemmSpec, config: GemmConfig) -> bool:
@@ -225,12 +225,13 @@ def transposed_rows(config: GemmConfig) -> int:
 
 def functions(spec: GemmSpec, config: GemmConfig, lanes: int, scales_at: int) -> str:
     """The functions `pack_a`, `correct` and `pack_b` of a unit, which do nothing where nothing is copied, and what they call."""
-    tiled_a, integers, widened = packs_a(spec, config), spec.dtype == "int8", widens(spec, config)
+    tiled_a, integers, widened = packs_a(spec, config) and not config.amx, spec.dtype == "int8", widens(spec, config)
     panelled_b = packs_b(spec, config) and not widened
     step, row_major = k_per_lane(spec, config), spec.b_layout == "n"
     interleaved = panelled_b or (config.form == "tile_direct" and step > 1)
     together = row_major and interleaved and side_by_side.whole(step, config.nv)
-    transposes = (tiled_a and spec.a_layout == "k" and config.mr <= lanes, panelled_b and spec.b_layout == "k")
+    square = (panelled_b and spec.b_layout == "k") or (config.amx and amx.transposes_a(spec))
+    transposes = (tiled_a and spec.a_layout == "k" and config.mr <= lanes, square)
     panel_row = side_by_side.PANEL_ROW if together else PANEL_ROW
     return "".join(
         (

@@ -124,6 +124,7 @@ class GemmConfig:
     pack_a      A is copied into tiles too
     pairs       bfloat16 only: two k are multiplied at once and B is never widened (AVX512_BF16 instructions, if there are any).
                 Panels of a narrower B are made such pairs block by block (`widens`)
+    amx         tiles of AMX instead of vectors (amx.py)
     """
 
     form: str
@@ -135,6 +136,7 @@ class GemmConfig:
     unroll: int = 1
     pack_a: bool = False
     pairs: bool = False
+    amx: bool = False
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:
@@ -144,16 +146,19 @@ class GemmConfig:
                 raise ValueError(f"GemmConfig.{name} is {getattr(self, name)}; it must be at least 1.")
 
     def as_config(self) -> Config:
-        """The same numbers as the Config that selection and the store deal in."""
-        return Config.of(**asdict(self))
+        """The same numbers as the Config that selection and the store deal in; of `amx` only that it is so, since configs of
+        vectors in stores and plans do not name it."""
+        numbers = asdict(self)
+        return Config.of(**(numbers if self.amx else {name: n for name, n in numbers.items() if name != "amx"}))
 
     @staticmethod
     def of(config: Config) -> GemmConfig:
         """The inverse of `as_config`; raises KeyError naming a number that `config` lacks."""
-        return GemmConfig(**{field.name: config[field.name] for field in fields(GemmConfig)})  # type: ignore[arg-type]
+        numbers = {field.name: config[field.name] for field in fields(GemmConfig) if field.name != "amx"}
+        return GemmConfig(**numbers, amx=bool(config.get("amx")))  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        flags = (" A" if self.pack_a else "") + (" pairs" if self.pairs else "")
+        flags = (" A" if self.pack_a else "") + (" pairs" if self.pairs else "") + (" amx" if self.amx else "")
         return f"{self.form} {self.mr}x{self.nv} k{self.kc} m{self.mc} n{self.nc} u{self.unroll}{flags}"
 
 

@@ -21,14 +21,16 @@ from dataclasses import fields
 from polytile.matmul.configs.families import Cpu
 from polytile.matmul.configs.records import RegisterTile
 from polytile.matmul.configs.registry import heuristic
+from polytile.matmul.cpp import amx
 from polytile.matmul.cpp.common import ACCUMULATOR_BYTES
 from polytile.matmul.cpp.forms import GROUPED_FORMS, UNGROUPED_FORMS
 from polytile.matmul.cpp.spec import GemmConfig, GemmSpec
+from polytile.runtime import cpu
 
 
 def configs(spec: GemmSpec, lanes: int, prepacked: bool = False) -> tuple[GemmConfig, ...]:
     """The configs worth trying for `spec` with vectors of `lanes` sums, in canonical order. Tiles that read a packed B are
-    among them only if `prepacked`.
+    among them only if `prepacked`, tiles of AMX only where this process may use them.
 
     Raises ValueError where no instruction set has vectors of that size.
     """
@@ -40,6 +42,7 @@ def configs(spec: GemmSpec, lanes: int, prepacked: bool = False) -> tuple[GemmCo
     # What operands of two types are multiplied as: floats of 32 bits, or what rows for such pairs of types say.
     dtypes = {"float32", f"{spec.dtype} by {spec.b_dtype}"} if spec.b_dtype else {spec.dtype}
     able = (row for row in rows if dtypes & set(row.dtypes) and spec.a_layout in row.a and spec.b_layout in row.b)
+    able = (row for row in able if not row.amx or amx.FLAGS[spec.dtype] in cpu.cpu().flags)
     able = (row for row in able if not spec.group or row.form in GROUPED_FORMS)
     able = (row for row in able if not spec.grouped or row.form not in UNGROUPED_FORMS)
     return tuple(_config(row) for row in able if prepacked or row.form != "tile_prepacked")

@@ -7,7 +7,7 @@ adds the partial sums at the end, small keeps one panel on the stack.
 
 from __future__ import annotations
 
-from polytile.matmul.cpp import int8, packing, register_tile
+from polytile.matmul.cpp import amx, int8, packing, register_tile
 from polytile.matmul.cpp.common import MAC, PAIRS, entry, head
 from polytile.matmul.cpp.packing import packs_a, packs_b, transposed_rows
 from polytile.matmul.cpp.register_tile import Access, Tile
@@ -26,14 +26,27 @@ typedef {pb} PB;
 static inline long copied_before(long cols) {{ return RAGGED && cols > NR - L ? cols / L * L : 0; }}
 """
 
-COMPUTE = """\
+BLOCK = """\
 // Elements from one vector of columns of kept panels to the next.
 static inline long kept_vector(const Problem& p) { return ceil_div(p.k, STEP) * L; }
+{kept_panels}
 
 // Rows [m0, m1) x columns [n0, n1) of one item over one depth of K. `panels` holds B from column n0 on; sums that are
 // not `first` add to `partial` (origin m0, n0); those that are not `last` stay there.
 struct Block { long item, m0, m1, n0, n1, from, steps; bool first, last; const PB* panels; T* partial; long stride; };
 
+// Elements from one vector of columns of this block's panels to the next.
+static inline long vector_of(const Problem& p, const Block& q) { return KEPT ? kept_vector(p) : q.steps * L; }
+"""
+
+KEPT_PANELS = "static inline PB* kept_panels(const Problem& p) { return (PB*)p.ptrs[KEPT_AT]; }"
+KEPT_PANELS_OF_GROUP = """\
+// Kept panels from this part's columns on: those of one matrix follow those of the one before.
+static inline PB* kept_panels(const Problem& p) {
+  return (PB*)p.ptrs[KEPT_AT] + (p.matrix * ceil_div(p.sizes[2], L) + p.column / L) * kept_vector(p);
+}"""
+
+COMPUTE = """\
 {with_scales}
 static void multiply(const Problem& p, const Block& q, const PA* a, long a_m, long a_k, long m, long rows, long n,
                      long cols, const PB* packed, Next next) {
@@ -63,14 +76,17 @@ static void multiply(const Problem& p, const Block& q, const PA* a, long a_m, lo
   if (q.last && !place) finish(p, q.item, m, n, rows, cols, out, stride);
 }
 
-// Elements from one vector of columns of this block's panels to the next.
-static inline long vector_of(const Problem& p, const Block& q) { return KEPT ? kept_vector(p) : q.steps * L; }
-
 // What tile `t` of `count` fetches of the panel at `after`, which all of them share: a part of one of its vectors.
 static inline Next next_of(const Problem& p, const Block& q, const PA* a, const PB* after, long t, long count) {
   const long sharers = count / NV > 1 ? count / NV : 1, j = t / sharers, pace = L * sizeof(PB) / sharers;
   if (!after || j >= NV) return {(const char*)a, 0};
   return {(const char*)(after + j * vector_of(p, q)) + t % sharers * q.steps * pace, pace};
+}
+
+static inline long padded_rows(long rows) { return rows; }
+// Elements of the memory of a thread for tiles of A.
+static inline long tile_space(const Problem& p, long depth) {
+  return PACK_A ? (HEAD + depth) * least(MC, p.m) + GROUP + L : 0;
 }
 
 static void compute(const Problem& p, const Block& q, PA* tiles) {
@@ -133,10 +149,10 @@ static bool open(Call& c) {
   const long teams = least(p.threads, p.batch);
   c.depth = steps ? ceil_div(ceil_div(steps, depths), WHOLE) * WHOLE : 1;
   c.width = least(NC, ceil_div(p.n, NR) * NR);
-  c.height = depths > 1 ? least(p.m, ceil_div(PARTIAL_SUMS / c.width, MC) * MC) : p.m;
+  c.height = depths > 1 ? least(padded_rows(p.m), ceil_div(PARTIAL_SUMS / c.width, MC) * MC) : p.m;
   c.buffers = p.threads > teams ? 2 : 1;
   c.block = c.depth * (c.width + (p.threads / teams - 1) * NR);
-  c.tile_block = PACK_A ? (HEAD + c.depth) * least(MC, p.m) + GROUP + L : 0;
+  c.tile_block = tile_space(p, c.depth);
   const long panels = KEPT ? 0 : padded((PACK_B ? teams * c.buffers * c.block : p.threads * c.depth * STEP * L) * sizeof(PB));
   const long partial = depths > 1 ? padded(teams * c.height * c.width * sizeof(T)) : 0;
   c.memory = (char*)malloc(panels + partial + padded(p.threads * c.tile_block * sizeof(PA)) + 64);
@@ -174,7 +190,7 @@ static void part(const Call& c, const Team& team, const Share& s, bool active, l
   for (long q = 0; q == 0 || q < steps; q += c.depth, ++turn) {
     const long depth = least(c.depth, steps - q), from = q * STEP;
     PB* block = c.panels;                          // a column's panels lie at one place in every block
-    if (KEPT) block = (PB*)p.ptrs[KEPT_AT] + s.n0 / L * kept_vector(p) + q * L;
+    if (KEPT) block = kept_panels(p) + s.n0 / L * kept_vector(p) + q * L;
     else if (PACK_B) block += (team.index * c.buffers + turn % c.buffers) * c.block + s.col * own;
     else block += thread * c.depth * STEP * L;
     if (PACK_B && active) pack_share(p, s, item, from, depth, block);
@@ -216,7 +232,7 @@ static bool open(Call& c) {
   c.depth = least(KC / STEP, ceil_div(p.k, STEP));
   c.stride = ceil_div(p.n, NR) * NR;
   c.width = least(NC, c.stride);
-  c.tile_block = PACK_A ? (HEAD + c.depth) * least(MC, p.m) + GROUP + L : 0;
+  c.tile_block = tile_space(p, c.depth);
   const long panels = padded(p.threads * c.depth * c.width * sizeof(PB));
   const long partial = padded(p.threads * p.m * c.stride * sizeof(T));
   c.memory = (char*)malloc(panels + partial + p.threads * c.tile_block * sizeof(PA) + 64);
@@ -314,12 +330,18 @@ def generate(
             _constants(spec, config, lanes, panels_at),
             int8.MAC if spec.dtype == "int8" else PAIRS if config.pairs else MAC,
             packing.functions(spec, config, lanes, scales_at),
-            register_tile.tiles(_register_tile(spec, config)),
-            COMPUTE.replace("{with_scales}", scales),
-            WORK[config.form],
-            entry(name, spec, scales_at),
+            *_micro_kernel(spec, config, scales),
+            amx.entry(entry(name, spec, scales_at)) if config.amx else entry(name, spec, scales_at),
         )
     )
+
+
+def _micro_kernel(spec: GemmSpec, config: GemmConfig, scales: str) -> tuple[str, ...]:
+    """From a block of A and panels of B to finished sums, and how threads divide a call."""
+    block = BLOCK.replace("{kept_panels}", KEPT_PANELS_OF_GROUP if spec.grouped else KEPT_PANELS)
+    if config.amx:
+        return block, amx.functions(spec, config), WORK[config.form].replace("void work(", "void work_blocks("), amx.WORK
+    return register_tile.tiles(_register_tile(spec, config)), block, COMPUTE.replace("{with_scales}", scales), WORK[config.form]
 
 
 def _register_tile(spec: GemmSpec, config: GemmConfig) -> Tile:
@@ -366,13 +388,15 @@ def _constants(spec: GemmSpec, config: GemmConfig, lanes: int, panels_at: int) -
         prepacked=str(prepacked).lower(),
         ragged=str(config.form == "small" and not panelled_b and config.nv > 1).lower(),
         panels_at=panels_at,
-        pa=packed if tiled_a else "S",
+        pa=packed if tiled_a or config.amx else "S",
         pb=packed if panelled_b or prepacked else "SB",
     )
 
 
 def _whole_steps(spec: GemmSpec, config: GemmConfig) -> int:
     """How many steps a block of K is a multiple of: those of a group whose sums are scaled, those of a word of 4-bit numbers."""
+    if config.amx:
+        return amx.STEPS
     if widens(spec, config):
         return 1 if spec.nibbles_from is None else NIBBLES_TOGETHER // k_per_lane(spec, config)
     return spec.group or 1
