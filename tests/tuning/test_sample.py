@@ -119,3 +119,17 @@ def test_a_call_that_waits_tries_no_more_than_a_share_of_its_own_time_allows(mon
     assert 1 <= sum(long) <= budget.OWN_TIMES + 1 and long == sorted(long, reverse=True), "the best predicted come first"
     assert all(tried(10 * budget.LEAST_SECONDS, patient=True)), "where nobody waits all are"
     polytile.reset()
+
+
+def test_no_call_of_uninitialised_memory_stands_beside_a_loop_that_fills_it() -> None:
+    """As a mixture of experts brings its rows into their order again."""
+
+    def reordered(x: Tensor, order: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        out[order] = x * 2
+        return out
+
+    call = torch.compile(reordered, backend="polytile", dynamic=True, options={"persist": False, "tune": "all"})
+    x, order = torch.randn(64, 128), torch.randperm(64)
+    torch.testing.assert_close(call(x, order), reordered(x, order))
+    assert not [kernel.faulty for program in compiled_programs() for kernel in program.multikernels if kernel.faulty]

@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 from polytile.frontend.lower.builder import Builder
+from polytile.frontend.lower.creation import UNINITIALISED
 from polytile.frontend.lower.random import is_drawn
 from polytile.frontend.lower.value import Call, Tensor
 from polytile.frontend.placement import is_view
@@ -23,12 +24,6 @@ from polytile.ir.program import Operation
 aten = torch.ops.aten
 
 _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
-
-UNINITIALISED = (
-    aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default, aten.new_empty.default,
-    aten.new_empty_strided.default,
-)  # fmt: skip
-"""Operators whose results hold whatever is in memory. polytile's loops fill them with zeros, which such a call does not."""
 
 
 def is_reshape(target: object) -> bool:

@@ -11,9 +11,10 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
+from polytile.frontend.lower.creation import UNINITIALISED
 from polytile.frontend.lower.random import is_drawn
 from polytile.frontend.lower.value import Tensor
-from polytile.frontend.operators import UNINITIALISED, is_reshape
+from polytile.frontend.operators import is_reshape
 from polytile.frontend.taken_apart import KEY, Name, Result, Whole, names_in, shape_of
 from polytile.ir.buffer import View
 from polytile.ir.library_call import Made, Ref

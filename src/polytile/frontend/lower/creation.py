@@ -75,10 +75,14 @@ def ones(builder: Builder, *arguments: Any, **options: Any) -> Tensor:
     return constant(builder, 1)
 
 
-@lowers(
+UNINITIALISED = (
     *overloads("empty.memory_format empty_like empty_strided empty_permuted new_empty new_empty_strided"),
     *overloads("prims.empty_strided prims.empty_permuted"),
 )
+"""Operators whose results hold whatever is in memory. polytile's loops fill them with zeros, which a call of one does not."""
+
+
+@lowers(*UNINITIALISED)
 def empty(builder: Builder, *arguments: Any, **options: Any) -> Tensor:
     """Any value will do: zero needs no memory if it is used at once."""
     result = builder.result()
