@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 
-def write_text(path: Path, text: str) -> None:
-    """Makes `text` the content of the file `path`, whole or not at all. Raises OSError, also where something other than a file is
-    at `path`, which the rename would replace."""
+def write_whole(path: Path, fill: Callable[[Path], object]) -> None:
+    """Makes the file `path` that which `fill` writes at the path it is given, whole or not at all. Raises OSError, also where
+    something other than a file is at `path`, which the rename would replace."""
     check(path)
     temporary = Path(f"{path}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(text)
+        fill(temporary)
         os.replace(temporary, path)
-    except OSError:
+    except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Makes `text` the content of the file `path`, as `write_whole` does."""
+    write_whole(path, lambda temporary: temporary.write_text(text))
 
 
 def check(path: Path) -> None:

@@ -74,10 +74,10 @@ def test_a_cache_directory_that_cannot_be_used(tmp_path: Path) -> None:
 def test_a_full_disk(empty_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     real = cache.write_atomically
 
-    def full(path: Path, content: bytes, temporary: Path, durable: bool = False) -> None:
+    def full(path: Path, content: bytes, temporary: Path) -> None:
         if path.is_relative_to(empty_cache):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(path, content, temporary, durable)
+        real(path, content, temporary)
 
     monkeypatch.setattr(cache, "write_atomically", full)
     check(softmax, compiled(softmax), *sized((23, 450)))

@@ -74,16 +74,6 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary(home: Path, monkeyp
     assert list((home / "tmp").iterdir()) == []
 
 
-def test_durable_writes_reach_the_disk_before_their_name(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[str] = []
-    replace = os.replace
-    monkeypatch.setattr(os, "fsync", lambda descriptor: events.append("fsync"))
-    monkeypatch.setattr(os, "replace", lambda a, b: (events.append("replace"), replace(a, b)))
-    cache.current().write("kept", b"x", durable=True)
-    cache.current().write("remade", b"x")
-    assert events == ["fsync", "replace", "replace"]
-
-
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EROFS])
 def test_an_unusable_directory_warns_once_and_a_private_one_takes_over(
     home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +32,7 @@ def spec_of(tuner: Autotuner, call: Call) -> KernelSpec:
     exact = tuner.extras.exact
     codes = [regime.EXACT if exact is True or (exact and name in exact) else regime.BUCKET for name in call.sizes]
     others = call.kind[-1]
-    spec = KernelSpec(
+    return KernelSpec(
         name=tuner.name,
         family="user",
         kernel=digest(f"{importable_name(tuner.base_fn)} {call.tensors} {others}"),
@@ -45,12 +44,7 @@ def spec_of(tuner: Autotuner, call: Call) -> KernelSpec:
         reference=_reference(tuner, roles),
         wide=tuner.extras.reference is not None,
         make_args=functools.partial(tuner.samples.flat_at, call) if tuner.samples.can_make else None,
-    )
-    if call.device.type != "cuda":
-        return spec
-    from polytile.runtime.cuda.device import fingerprint
-
-    return dataclasses.replace(spec, device=fingerprint(call.device.index or 0))
+    ).on_its_gpu()
 
 
 def _reference(tuner: Autotuner, roles: Sequence[str]) -> Callable[..., None]:

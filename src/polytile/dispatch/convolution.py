@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -51,7 +50,7 @@ def _spec(
 ) -> KernelSpec:  # fmt: skip
     """`terms`: the sizes whose product is the number of terms that an element sums."""
     dtype = problem.of.dtype if isinstance(problem, GradientProblem) else problem.dtype
-    spec = KernelSpec(
+    return KernelSpec(
         name=f"{family}_{digest(problem.text)[:8]}",
         family=family,
         kernel=digest(problem.text),
@@ -63,9 +62,4 @@ def _spec(
         target=target,
         reference=problem.reference,
         make_args=lambda size: problem.make_args(size, target),
-    )
-    if target.type != "cuda":
-        return spec
-    from polytile.runtime.cuda.device import fingerprint
-
-    return replace(spec, device=fingerprint(target.index or 0))
+    ).on_its_gpu()

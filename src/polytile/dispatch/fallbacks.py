@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -206,10 +206,10 @@ class Fallbacks:
         keys, decided = self._owner.keys, self._decided_at.get(candidate.name)
         if decided is None:
             return ()
-        sizes = ReadSizes(decided)
-        exact = {n: place for place, n in enumerate(keys.size_names) if keys.size_codes[place] == regime.EXACT}
-        able = candidate.valid(sizes) and sizes.read <= exact.keys()
-        return tuple((dispatcher.SIZE_IS, exact[name], decided[name]) for name in sorted(sizes.read)) if able else ()
+        read = sizes_read(candidate, (decided,))
+        if read is None or not read <= keys.exact:
+            return ()
+        return tuple((dispatcher.SIZE_IS, keys.size_names.index(name), decided[name]) for name in sorted(read))
 
     def _predicted(self, fields: KeyFields, name: str) -> float:
         """Seconds that a candidate is predicted to take in the middle of a cell, infinite where it is not known to be valid. Of
@@ -241,11 +241,17 @@ def leaf_facts(keys: Keys, facts: Facts) -> tuple[dispatcher.LeafFact, ...] | No
     )
 
 
-class ReadSizes(Mapping[str, int]):
-    """Sizes that record which of them were read."""
+def sizes_read(candidate: Candidate, corners: Iterable[Mapping[str, int]]) -> set[str] | None:
+    """Names of the sizes on which it depends whether a candidate is valid at these corners; None if it is not at one of them."""
+    read = set[str]()
+    return read if all(candidate.valid(_ReadSizes(corner, read)) for corner in corners) else None
 
-    def __init__(self, sizes: Mapping[str, int]) -> None:
-        self._sizes, self.read = sizes, set[str]()
+
+class _ReadSizes(Mapping[str, int]):
+    """Sizes that add the names of those that are read to `read`."""
+
+    def __init__(self, sizes: Mapping[str, int], read: set[str]) -> None:
+        self._sizes, self.read = sizes, read
 
     def __getitem__(self, name: str) -> int:
         self.read.add(name)
@@ -261,13 +267,9 @@ class ReadSizes(Mapping[str, int]):
 def _is_valid(candidate: Candidate, cell: Cell | None, keys: Keys, at_any: bool) -> bool:
     """Whether a candidate is valid all over a cell, or everywhere where no cell is given. It is not known of one whose limits
     depend on integers that a cell does not tell; `at_any`, nor of one whose limits depend on any."""
-    exact = (n for n, code in zip(keys.size_names, keys.size_codes, strict=True) if code == regime.EXACT)
-    bounded = set[str]() if cell is None or at_any else {*keys.bucketed, *exact}
-    for corner in cell.corners if cell is not None else (dict.fromkeys(keys.size_names, 1),):
-        sizes = ReadSizes(corner)
-        if not candidate.valid(sizes) or not sizes.read <= bounded:
-            return False
-    return True
+    bounded = frozenset[str]() if cell is None or at_any else keys.bucketed | keys.exact
+    read = sizes_read(candidate, cell.corners if cell is not None else (dict.fromkeys(keys.size_names, 1),))
+    return read is not None and read <= bounded
 
 
 def cells_around(

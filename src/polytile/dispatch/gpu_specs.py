@@ -18,7 +18,6 @@ from polytile.facts import PowerOfTwo, Wide
 from polytile.matmul import gemm_args, gemm_kernel
 from polytile.matmul.triton.operands import EVEN_K, EVEN_L, symbol
 from polytile.runtime import regime
-from polytile.runtime.cuda.device import fingerprint
 from polytile.runtime.formula import any_above, encode, power_below_16, power_of_two
 from polytile.schedule.canonical import LoopKernel
 from polytile.schedule.facts import INT32_REACH, reaches
@@ -58,8 +57,7 @@ def _on_gpu(
         size_codes=tuple(regime.DIVISIBLE if code == regime.IGNORE and name in asked else code for name, code in pairs),
         tensor_codes=(tensor_code,) * len(spec.args),
         conditions=conditions,
-        device=fingerprint(spec.target.index or 0) if spec.target.type == "cuda" else "",
-    )
+    ).on_its_gpu()
 
 
 def rows_of(kernel: LoopKernel) -> tuple[sympy.Symbol, ...]:

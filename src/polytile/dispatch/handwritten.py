@@ -406,7 +406,7 @@ class Kernel:
     def _spec(self, kinds: Sequence[Kind], keywords: Keywords, device: torch.device) -> KernelSpec:
         signature = self.signature
         pairs = list(zip(signature.tensors, kinds, strict=True))
-        spec = KernelSpec(
+        return KernelSpec(
             name=self.name,
             family="user",
             kernel=digest(f"{importable_name(self.reference)} {signature.text}{_said(keywords)}"),
@@ -419,12 +419,7 @@ class Kernel:
             reference=Reference(self.name, self.reference, signature, keywords),
             make_args=functools.partial(self._args_for, kinds) if self._hints else None,
             reported=self._reported,
-        )
-        if device.type != "cuda":
-            return spec
-        from polytile.runtime.cuda.device import fingerprint
-
-        return replace(spec, device=fingerprint(device.index or 0))
+        ).on_its_gpu()
 
     def _args_for(self, kinds: Sequence[Kind] | None, sizes: Sizes) -> tuple[Any, ...]:
         """Flat arguments at these sizes. Raises HintError where those that the user's function makes are of other kinds, unless

@@ -95,6 +95,11 @@ class Keys:
         """Names of the sizes of which only the bucket matters."""
         return frozenset(name for name, code in self._sizes if code == regime.BUCKET)
 
+    @cached_property
+    def exact(self) -> frozenset[str]:
+        """Names of the sizes that keys hold exactly."""
+        return frozenset(name for name, code in self._sizes if code == regime.EXACT)
+
     def deciding(self, ints: Sequence[int]) -> tuple[tuple[str, int], ...]:
         """The integers that a choice may depend on, by name."""
         given = zip(self.size_names, ints, self.size_codes, strict=True)

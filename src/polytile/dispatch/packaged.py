@@ -24,7 +24,7 @@ from polytile.candidates.candidate import Candidate
 from polytile.candidates.handles import Portable, ProductHandle
 from polytile.dispatch import selector
 from polytile.dispatch.decision import Decision
-from polytile.dispatch.fallbacks import Cell, ReadSizes, cells_around, leaf_facts
+from polytile.dispatch.fallbacks import Cell, cells_around, leaf_facts, sizes_read
 from polytile.dispatch.keys import KeyFields
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.errors import CandidateRejected, CompileFailed, LoweringError
@@ -183,7 +183,7 @@ class _Maker:
         for fields, decision in self.multikernel.regimes.items():
             if not decision.ints:
                 continue
-            pointers = self._pointers(fields)
+            pointers = self.keys.pointers(fields)
 
             def form(name: str, decision: Decision = decision, pointers: Sequence[int] = pointers) -> list[Candidate]:
                 own = self.multikernel.named(name).specialise(self.keys.facts_for_code(decision.ints, pointers))
@@ -202,19 +202,12 @@ class _Maker:
                 found[self.keys.bucket(fields)] = ()
         return found
 
-    def _pointers(self, fields: KeyFields) -> tuple[int, ...]:
-        """Addresses that are aligned as in calls with these fields."""
-        codes = self.keys.tensor_codes
-        own = iter(fields[len(fields) - len(self.keys.conditions) - sum(code != regime.ANY for code in codes) :])
-        return tuple(0 if code == regime.ANY else regime.alignment(code, next(own)) for code in codes)
-
     def _in_cell(self, cell: Cell, met: Met, candidates: Iterable[Candidate | None]) -> tuple[int, ...]:
         """The leaves that are right all over a cell, the best predicted first. What the selector takes there, which may know
         more, comes ahead of them."""
-        exact = {n for n, code in zip(self.keys.size_names, self.keys.size_codes, strict=True) if code == regime.EXACT}
         chosen, *others = dict.fromkeys(candidate for candidate in candidates if candidate is not None)
         ranked = [chosen, *sorted(others, key=lambda candidate: candidate.cost(cell.middle))]
-        return self._right(ranked, cell.corners, {*self.keys.bucketed, *exact}, met.fixed)
+        return self._right(ranked, cell.corners, self.keys.bucketed | self.keys.exact, met.fixed)
 
     def _anywhere(self, candidates: Sequence[Candidate]) -> tuple[int, ...]:
         """The leaves that are right at all sizes, one at least for each call's fixed integers where there is one."""
@@ -272,14 +265,10 @@ class _Maker:
         not known. `told`: names of the sizes that the corners bound."""
         if candidate.right_anywhere:
             return ()
-        rests_on: set[str] = set()
-        for corner in corners:
-            sizes = ReadSizes(corner)
-            if not candidate.valid(sizes) or not sizes.read <= {*told, *fixed}:
-                return None
-            rests_on |= sizes.read - {*told}
-        places = {name: place for place, name in enumerate(self.keys.size_names)}
-        return tuple(sorted((SIZE_IS, places[name], fixed[name]) for name in rests_on))
+        read = sizes_read(candidate, corners)
+        if read is None or not read <= {*told, *fixed}:
+            return None
+        return tuple(sorted((SIZE_IS, self.keys.size_names.index(name), fixed[name]) for name in read.difference(told)))
 
 
 def _start(candidate: Candidate) -> None:

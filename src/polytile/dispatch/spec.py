@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -125,6 +125,14 @@ class KernelSpec:
     def device_type(self) -> int:
         """torch's number for the type of `target`."""
         return CUDA if self.target.type == "cuda" else CPU
+
+    def on_its_gpu(self) -> KernelSpec:
+        """The spec with the fingerprint of the GPU that `target` is; itself where that is no GPU."""
+        if self.target.type != "cuda":
+            return self
+        from polytile.runtime.cuda.device import fingerprint  # what a GPU needs is imported where there is one
+
+        return replace(self, device=fingerprint(self.target.index or 0))
 
     @cached_property
     def keys(self) -> Keys:

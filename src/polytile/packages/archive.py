@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from polytile.files import check
+from polytile.files import write_whole
 
 MANIFEST = "manifest.json"
 PROGRAM = "program.so"
@@ -56,7 +56,7 @@ def write_file(path: Path, content: Content) -> None:
             for chunk in content.chunks():
                 file.write(chunk)
 
-    _replace(path, fill)
+    write_whole(path, fill)
 
 
 def write_archive(path: Path, files: Mapping[str, Content]) -> None:
@@ -72,7 +72,7 @@ def write_archive(path: Path, files: Mapping[str, Content]) -> None:
                     for chunk in content.chunks():
                         file.write(chunk)
 
-    _replace(path, fill)
+    write_whole(path, fill)
 
 
 def _padding(begin: int, name: str, wide: bool) -> bytes:
@@ -80,17 +80,6 @@ def _padding(begin: int, name: str, wide: bool) -> bytes:
     header = 30 + len(name.encode()) + (20 if wide else 0) + 4
     length = -(begin + header) % ALIGNMENT
     return struct.pack("<HH", PADDING, length) + b"\0" * length
-
-
-def _replace(path: Path, fill: Callable[[Path], None]) -> None:
-    check(path)
-    temporary = Path(f"{path}.{os.getpid()}.tmp")
-    try:
-        fill(temporary)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def write_folder(path: Path, files: Mapping[str, Content]) -> None:

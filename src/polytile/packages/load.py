@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import tempfile
 import threading
 import zipfile
 from array import array
@@ -117,15 +116,10 @@ def _runtime(path: Path, manifest: Mapping[str, Any]) -> ctypes.CDLL:
 
 def _loaded(content: bytes, path: Path) -> ctypes.CDLL:
     try:
-        if hasattr(os, "memfd_create"):
-            file = os.memfd_create("polytile", os.MFD_CLOEXEC)  # it stays open: the loader tells files apart by such names
-            with open(file, "wb", closefd=False) as out:
-                out.write(content)
-            return ctypes.CDLL(f"/proc/self/fd/{file}")
-        with tempfile.NamedTemporaryFile(suffix=".so") as out:
+        file = os.memfd_create("polytile", os.MFD_CLOEXEC)  # it stays open: the loader tells files apart by such names
+        with open(file, "wb", closefd=False) as out:
             out.write(content)
-            out.flush()
-            return ctypes.CDLL(out.name)
+        return ctypes.CDLL(f"/proc/self/fd/{file}")
     except OSError as error:
         raise PackageError(
             f"the runtime of the package {path} cannot be loaded here: {error}. Write the package on such a system."

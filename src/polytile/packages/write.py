@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -261,7 +262,7 @@ def _grid(captured: Captured) -> Iterator[hinted.Values]:
     many symbols."""
     steps = {symbol: _steps(*captured.bounds.get(str(symbol), (2, LARGEST_SIZE)), every=1) for symbol in captured.traced}
     every = 1
-    while _product(len(own) for own in steps.values()) > MOST_COMBINATIONS and every < 16:
+    while math.prod(len(own) for own in steps.values()) > MOST_COMBINATIONS and every < 16:
         every *= 2
         steps = {symbol: _steps(*captured.bounds.get(str(symbol), (2, LARGEST_SIZE)), every=every) for symbol in captured.traced}
     for values in itertools.product(*steps.values()):
@@ -273,13 +274,6 @@ def _steps(low: int, high: int, every: int) -> list[int]:
     powers = (round(2 ** (power / 2)) for power in range(0, 2 * high.bit_length(), every))
     near = (*powers, *range(1, regime.EXACT_UP_TO + 1, every))
     return sorted({low, high, *(size for size in near if low < size < high)})
-
-
-def _product(counts: Iterable[int]) -> int:
-    total = 1
-    for count in counts:
-        total *= count
-    return total
 
 
 def _content(kernels: Sequence[PackagedKernel], weights: Weights, devices: Sequence[DeviceFacts]) -> text.Content:

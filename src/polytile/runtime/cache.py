@@ -56,18 +56,12 @@ def unseal(name: str, content: bytes) -> bytes | None:
     return payload if line == seal(name, payload) else None
 
 
-def write_atomically(path: Path, content: bytes, temporary: Path, durable: bool = False) -> None:
-    """Writes `content` to `path` with mode 0600, through `temporary`, a fresh name on the same file system.
-
-    `durable` waits until the content is on disk, for data that could not be recreated after a power cut.
-    """
+def write_atomically(path: Path, content: bytes, temporary: Path) -> None:
+    """Writes `content` to `path` with mode 0600, through `temporary`, a fresh name on the same file system."""
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -89,7 +83,7 @@ class Cache:
         """Subdirectory `name`, created with mode 0700 if needed. Falls back as `write` does."""
         return self._attempt(lambda cache: cache._folder(name))
 
-    def write(self, name: str, payload: bytes, *, sealed: bool = True, durable: bool = False) -> Path:
+    def write(self, name: str, payload: bytes, *, sealed: bool = True) -> Path:
         """Writes the file `name` atomically and returns its path.
 
         If the directory does not accept it, warns once and writes to the private directory; raises CacheError only if
@@ -99,7 +93,7 @@ class Cache:
 
         def put(cache: Cache) -> Path:
             path = cache._folder(os.path.dirname(name)) / os.path.basename(name)
-            write_atomically(path, content, cache._temporary(), durable)
+            write_atomically(path, content, cache._temporary())
             return path
 
         return self._attempt(put)

@@ -2,7 +2,7 @@
    the same compiled kernel. Each argument has a letter: v a value, k a value of which floats matter too, c a compile-time
    constant. */
 
-static struct { /* torch's stable C interface; NULL if it cannot be used */
+static struct { /* torch's stable C interface, set once by configure_functions(); NULL if it cannot be used */
     int32_t (*get_dtype)(void *tensor, int32_t *dtype);
     int32_t (*get_device_index)(void *tensor, int32_t *index);
 } kind_functions;
@@ -10,17 +10,6 @@ static struct { /* torch's stable C interface; NULL if it cannot be used */
 /* The first word of an argument has its kind in the lowest byte, and says how many words follow. */
 enum { KIND_TENSOR = 1, KIND_ONE, KIND_INTEGER, KIND_FLOAT, KIND_NONE, KIND_BOOL, KIND_VALUE, KIND_REAL, KIND_TEXT, KIND_OBJECT };
 enum { KIND_WORDS = 4, KIND_TEXT_BYTES = 8 * (KIND_WORDS - 1) };
-
-/* configure_kinds(get_dtype, get_device_index): addresses */
-static PyObject *configure_kinds(PyObject *module, PyObject *parsed)
-{
-    unsigned long long dtype, index;
-    if (!PyArg_ParseTuple(parsed, "KK", &dtype, &index))
-        return NULL;
-    kind_functions.get_dtype = (int32_t(*)(void *, int32_t *))(uintptr_t)dtype;
-    kind_functions.get_device_index = (int32_t(*)(void *, int32_t *))(uintptr_t)index;
-    Py_RETURN_NONE;
-}
 
 /* An integer: its value if it is a constant, else what Triton specialises on: whether it is 1, 16 divides it, it fits
    32 bits. */

@@ -399,13 +399,11 @@ static PyObject *dispatcher_watch(PyObject *object, PyObject *const *arguments, 
     if (count != 2)
         return PyErr_Format(PyExc_TypeError, "watch takes a key and a number of calls, not %zd arguments", count);
     long calls = PyLong_AsLong(arguments[1]);
-    PyObject *bytes = calls == -1 && PyErr_Occurred() ? NULL : unpacked(self, arguments[0]);
-    if (bytes == NULL)
+    Slot *slot = calls == -1 && PyErr_Occurred() ? NULL : slot_of_key(self, arguments[0]);
+    if (slot == NULL)
         return NULL;
-    Slot *slot = find(self, (const int64_t *)PyBytes_AS_STRING(bytes));
     if (is_decided(slot) && self->on_due != Py_None)
         slot->left = calls < 0 ? 0 : calls > INT_MAX ? INT_MAX : (int)calls;
-    Py_DECREF(bytes);
     Py_RETURN_NONE;
 }
 
@@ -457,12 +455,8 @@ static PyObject *dispatcher_reopen(PyObject *object, PyObject *key)
 
 static PyObject *dispatcher_is_open(PyObject *object, PyObject *key)
 {
-    PyObject *bytes = unpacked((Dispatcher *)object, key);
-    if (bytes == NULL)
-        return NULL;
-    int open = find((Dispatcher *)object, (const int64_t *)PyBytes_AS_STRING(bytes))->entry == Py_Ellipsis;
-    Py_DECREF(bytes);
-    return PyBool_FromLong(open);
+    const Slot *slot = slot_of_key((Dispatcher *)object, key);
+    return slot == NULL ? NULL : PyBool_FromLong(slot->entry == Py_Ellipsis);
 }
 
 /* fall_back(leaves, orders, wake): leaves are (entry, facts as bytes) */
@@ -509,14 +503,8 @@ static PyObject *dispatcher_notes(PyObject *object, PyObject *unused)
 
 static PyObject *dispatcher_get(PyObject *object, PyObject *key)
 {
-    Dispatcher *self = (Dispatcher *)object;
-    PyObject *bytes = unpacked(self, key);
-    if (bytes == NULL)
-        return NULL;
-    PyObject *entry = find(self, (const int64_t *)PyBytes_AS_STRING(bytes))->entry;
-    entry = Py_NewRef(entry == NULL || entry == Py_Ellipsis ? Py_None : entry);
-    Py_DECREF(bytes);
-    return entry;
+    const Slot *slot = slot_of_key((Dispatcher *)object, key);
+    return slot == NULL ? NULL : Py_NewRef(is_decided(slot) ? slot->entry : Py_None);
 }
 
 /* begin_trial(key, entries, samples of each, period, device): entries are contenders 1, 2, ... for `key` */
@@ -533,14 +521,9 @@ static PyObject *dispatcher_begin_trial(PyObject *object, PyObject *parsed)
     if (count < 1 || count >= MOST_CONTENDERS || wanted < 1 || period < 2)
         return PyErr_Format(PyExc_ValueError, "a trial takes 1 to %d entries, 1 sample of each or more, and a period of 2 or more",
                             MOST_CONTENDERS - 1);
-    PyObject *bytes = unpacked(self, key);
-    if (bytes == NULL)
-        return NULL;
     Trial *trial = new_trial((size_t)self->integers);
-    if (trial == NULL) {
-        Py_DECREF(bytes);
+    if (trial == NULL)
         return PyErr_NoMemory();
-    }
     trial->period = period;
     trial->number = ++number;
     trial->device = device;
@@ -549,26 +532,21 @@ static PyObject *dispatcher_begin_trial(PyObject *object, PyObject *parsed)
     for (trial->count = 1; trial->count <= count; trial->count++)
         if (slot_of(PyTuple_GET_ITEM(entries, trial->count - 1), &trial->contenders[trial->count]) < 0)
             break;
-    Slot *slot = find(self, (const int64_t *)PyBytes_AS_STRING(bytes));
-    int possible = trial->count > count && is_decided(slot);
+    Slot *slot = trial->count > count ? slot_of_key(self, key) : NULL;
+    int possible = slot != NULL && is_decided(slot);
     Trial *unused = possible ? slot->trial : trial;
     if (possible)
         slot->trial = trial;
     end_trial(unused);
-    Py_DECREF(bytes);
     return PyErr_Occurred() ? NULL : PyBool_FromLong(possible);
 }
 
 static Trial *trial_of(Dispatcher *self, PyObject *key)
 {
-    PyObject *bytes = unpacked(self, key);
-    if (bytes == NULL)
-        return NULL;
-    Trial *trial = find(self, (const int64_t *)PyBytes_AS_STRING(bytes))->trial;
-    Py_DECREF(bytes);
-    if (trial == NULL)
+    const Slot *slot = slot_of_key(self, key);
+    if (slot != NULL && slot->trial == NULL)
         PyErr_Format(PyExc_LookupError, "kernel %R has no trial for this key", self->name);
-    return trial;
+    return slot == NULL ? NULL : slot->trial;
 }
 
 /* samples(key) -> [(contender, seconds, integers)] of the finished samples; clears them */
@@ -617,27 +595,19 @@ static PyObject *dispatcher_go_on(PyObject *object, PyObject *parsed)
 
 static PyObject *dispatcher_end_trial(PyObject *object, PyObject *key)
 {
-    Dispatcher *self = (Dispatcher *)object;
-    PyObject *bytes = unpacked(self, key);
-    if (bytes == NULL)
+    Slot *slot = slot_of_key((Dispatcher *)object, key);
+    if (slot == NULL)
         return NULL;
-    Slot *slot = find(self, (const int64_t *)PyBytes_AS_STRING(bytes));
     Trial *trial = slot->trial;
     slot->trial = NULL;
     end_trial(trial);
-    Py_DECREF(bytes);
     Py_RETURN_NONE;
 }
 
 static PyObject *dispatcher_calls(PyObject *object, PyObject *key)
 {
-    Dispatcher *self = (Dispatcher *)object;
-    PyObject *bytes = unpacked(self, key);
-    if (bytes == NULL)
-        return NULL;
-    uint64_t calls = find(self, (const int64_t *)PyBytes_AS_STRING(bytes))->calls;
-    Py_DECREF(bytes);
-    return PyLong_FromUnsignedLongLong(calls);
+    const Slot *slot = slot_of_key((Dispatcher *)object, key);
+    return slot == NULL ? NULL : PyLong_FromUnsignedLongLong(slot->calls);
 }
 
 static PyObject *dispatcher_table(PyObject *object, PyObject *unused)

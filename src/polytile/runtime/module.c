@@ -128,17 +128,29 @@ static PyObject *region_seconds(PyObject *module, PyObject *parsed)
     return PyFloat_FromDouble(least);
 }
 
-/* configure_events(create, destroy, record, query, elapsed, capturing, current_stream): addresses of the functions that
-   time calls on a GPU */
-static PyObject *configure_events(PyObject *module, PyObject *parsed)
+/* configure_functions(group, *addresses): the functions of torch and of the driver that a part of the launcher calls, in the order
+   of its members */
+static PyObject *configure_functions(PyObject *module, PyObject *const *given, Py_ssize_t count)
 {
-    unsigned long long address[7];
-    if (!PyArg_ParseTuple(parsed, "KKKKKKK", &address[0], &address[1], &address[2], &address[3], &address[4], &address[5],
-                          &address[6]))
-        return NULL;
-    for (size_t i = 0; i < 7; i++)
-        ((uintptr_t *)&events)[i] = (uintptr_t)address[i];
-    Py_RETURN_NONE;
+    static const struct {
+        const char *name;
+        void *functions;
+        size_t bytes;
+    } groups[] = {
+        {"events", &events, sizeof events},
+        {"kinds", &kind_functions, sizeof kind_functions},
+        {"pairs", &memory, sizeof memory},
+        {"records", &records, sizeof records},
+    };
+    const char *name = count == 0 ? NULL : PyUnicode_AsUTF8(given[0]);
+    for (size_t i = 0; name != NULL && i < sizeof groups / sizeof *groups; i++) {
+        if (strcmp(name, groups[i].name) != 0 || (size_t)(count - 1) * sizeof(void *) != groups[i].bytes)
+            continue;
+        for (Py_ssize_t k = 1; k < count; k++)
+            ((void **)groups[i].functions)[k - 1] = PyLong_AsVoidPtr(given[k]);
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    }
+    return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "configure_functions takes a group and the address of each member");
 }
 
 /* decide_here(whether): makes kernels that this thread calls decide during the call. Returns the previous setting. */
@@ -193,13 +205,10 @@ static PyMethodDef module_methods[] = {
     {"place_memories", place_memories, METH_O, NULL},
     {"leave_core", leave_core, METH_O, NULL},
     {"decide_here", decide_here, METH_O, NULL},
-    {"configure_events", configure_events, METH_VARARGS, NULL},
+    {"configure_functions", (PyCFunction)(void (*)(void))configure_functions, METH_FASTCALL, NULL},
     {"configure", configure, METH_VARARGS, NULL},
-    {"configure_records", configure_records, METH_VARARGS, NULL},
-    {"configure_kinds", configure_kinds, METH_VARARGS, NULL},
     {"launch_triton", (PyCFunction)(void (*)(void))launch_triton, METH_FASTCALL, NULL},
     {"launch_tuned", (PyCFunction)(void (*)(void))launch_tuned, METH_FASTCALL | METH_KEYWORDS, NULL},
-    {"configure_pairs", configure_pairs, METH_VARARGS, NULL},
     {"configure_graphs", configure_graphs, METH_VARARGS, NULL},
     {"new_pair", new_pair, METH_VARARGS, NULL},
     {"probe", probe, METH_O, NULL},

@@ -131,12 +131,9 @@ def _configure(loaded: Any) -> None:
         log.warning("torch %s: tensors are read by data_ptr(), 0.1 us each, because %s.", torch.__version__, trouble)
         loaded.configure(*functions, None, None, 0, 0, 0)
         return
-    with contextlib.suppress(AttributeError):  # without these, profilers see no kernel
-        loaded.configure_records(*_addresses(HAS_CALLBACKS, "aoti_record_function_start", "aoti_record_function_end"))
-    with contextlib.suppress(AttributeError):  # without these, Triton's own code looks up launches of autotuned kernels
-        loaded.configure_kinds(*_addresses("aoti_torch_get_dtype", "aoti_torch_get_device_index"))
-    with contextlib.suppress(AttributeError):  # without these, products and their epilogues are called one by one
-        loaded.configure_pairs(*_addresses("aoti_torch_empty_strided", "aoti_torch_delete_tensor_object"))
+    for group, names in _FUNCTIONS.items():
+        with contextlib.suppress(AttributeError):
+            loaded.configure_functions(group, *_addresses(*names))
     try:
         with torch.inference_mode(False):
             loaded.configure_weights(_storage_offset(), _counter_offset(), _version_function())
@@ -169,8 +166,14 @@ def _addresses(*names: str) -> list[int]:
     return addresses(torch_library(), names)
 
 
-HAS_CALLBACKS = "_ZN2at12hasCallbacksEv"
-"""`at::hasCallbacks()`: whether anyone, such as a profiler, observes operators."""
+_FUNCTIONS = {
+    "records": ("_ZN2at12hasCallbacksEv", "aoti_record_function_start", "aoti_record_function_end"),
+    "kinds": ("aoti_torch_get_dtype", "aoti_torch_get_device_index"),
+    "pairs": ("aoti_torch_empty_strided", "aoti_torch_delete_tensor_object"),
+}
+"""Functions of torch that some part of the launcher calls. Without `records`, profilers see no kernel (the first is
+`at::hasCallbacks()`: whether anyone observes operators). Without `kinds`, Triton's own code looks up launches of autotuned
+kernels. Without `pairs`, products and their epilogues are called one by one."""
 
 
 def _version_function() -> int:

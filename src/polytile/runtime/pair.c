@@ -26,7 +26,7 @@ static inline void make_before(Kernel kernel)
         recorder->make(FOR_LIBRARY);
 }
 
-/* Set once by configure_pairs(). */
+/* Set once by configure_functions(). */
 static struct {
     int32_t (*new_tensor)(int64_t rank, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t type,
                           int32_t device, void **tensor);
@@ -159,15 +159,5 @@ static PyObject *configure_graphs(PyObject *module, PyObject *parsed)
     for (size_t i = 0; i < 3; i++)
         recording_kernels[i] = (Kernel)(uintptr_t)address[i + 1];
     recording_kernels[3] = run_pair;
-    Py_RETURN_NONE;
-}
-
-/* configure_pairs(addresses of torch's functions that create and delete a tensor) */
-static PyObject *configure_pairs(PyObject *module, PyObject *parsed)
-{
-    unsigned long long address[2];
-    if (!PyArg_ParseTuple(parsed, "KK", &address[0], &address[1]))
-        return NULL;
-    memcpy(&memory, address, sizeof memory);
     Py_RETURN_NONE;
 }

@@ -30,16 +30,17 @@ typedef struct Tensor {
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
-    PyObject *name, *kernels, *callables, *constants, *errors; /* tuples except for the name */
+    PyObject *name;
+    PyObject *fallback;    /* (args): Python's wrapper; NULL once the collector has cleared the program */
+    PyObject *kernels, *callables, *constants, *errors; /* tuples */
     PyObject *as_declared; /* (tensor, strides) -> the tensor in these strides */
-    PyObject *fallback;    /* (args): Python's wrapper */
+    PyObject *want_graph;  /* (entries of the called kernels) requests a graph from the background; or NULL */
+    PyObject *look;        /* (args) -> number of calls until the next one; or NULL */
     Function function;
     Py_ssize_t arguments, tensors, memories; /* how many */
     ArenaPlans plans;
     void *graphs;         /* of the recorder; NULL: launches are made at once */
     PyObject *weak_references;
-    PyObject *want_graph; /* (entries of the called kernels) requests a graph from the background; or NULL */
-    PyObject *look;       /* (args) -> number of calls until the next one; or NULL */
     long long left;       /* calls until `look` is called; 0: never */
 } Program;
 
@@ -848,32 +849,7 @@ static PyObject *program_new(PyTypeObject *type, PyObject *parsed, PyObject *key
     return (PyObject *)self;
 }
 
-static int program_traverse(PyObject *object, visitproc visit, void *arg)
-{
-    Program *self = (Program *)object;
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(self->kernels);
-    Py_VISIT(self->callables);
-    Py_VISIT(self->constants);
-    Py_VISIT(self->errors);
-    Py_VISIT(self->as_declared);
-    Py_VISIT(self->fallback);
-    Py_VISIT(self->want_graph);
-    Py_VISIT(self->look);
-    return 0;
-}
-
-static int program_clear(PyObject *object)
-{
-    Program *self = (Program *)object;
-    Py_CLEAR(self->fallback);
-    Py_CLEAR(self->want_graph);
-    Py_CLEAR(self->look);
-    Py_CLEAR(self->kernels);
-    Py_CLEAR(self->callables);
-    Py_CLEAR(self->constants);
-    return 0;
-}
+OWNS(Program, program, fallback, look)
 
 static void program_dealloc(PyObject *object)
 {
@@ -884,9 +860,7 @@ static void program_dealloc(PyObject *object)
         PyObject_ClearWeakRefs(object);
     program_clear(object);
     Py_XDECREF(self->name);
-    Py_XDECREF(self->errors);
     free_plans(&self->plans);
-    Py_XDECREF(self->as_declared);
     if (self->graphs != NULL && recorder != NULL) { /* who has the lock may wait for the GIL */
         Py_BEGIN_ALLOW_THREADS
         recorder->delete_graphs(self->graphs);

@@ -3,7 +3,7 @@
    torch's operators report each call to observers (RecordFunction), and so does a Dispatcher. Without observers, that
    takes a single check of a few nanoseconds. */
 
-/* Set once by configure_records(); without these, nothing is reported. */
+/* Set once by configure_functions(); without these, nothing is reported. */
 static struct {
     _Bool (*watched)(void); /* at::hasCallbacks */
     int32_t (*start)(const char *name, void *keywords, void *const *inputs, uint64_t count, void **record);
@@ -32,14 +32,4 @@ static void end_record(void *record)
 {
     if (record != NULL)
         records.end(record);
-}
-
-/* configure_records(addresses of at::hasCallbacks and of torch's functions that start a record and end it) */
-static PyObject *configure_records(PyObject *module, PyObject *parsed)
-{
-    unsigned long long address[3];
-    if (!PyArg_ParseTuple(parsed, "KKK", &address[0], &address[1], &address[2]))
-        return NULL;
-    memcpy(&records, address, sizeof records);
-    Py_RETURN_NONE;
 }

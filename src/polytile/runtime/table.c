@@ -167,6 +167,34 @@ static int slot_of(PyObject *entry, Slot *slot)
     return 0;
 }
 
+/* ---- objects that others own, as Python's garbage collector sees them ---- */
+
+static int visit_owned(PyObject *object, PyObject *const *first, PyObject *const *last, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(object));
+    for (; first <= last; first++)
+        Py_VISIT(*first);
+    return 0;
+}
+
+static int clear_owned(PyObject **first, PyObject **last)
+{
+    for (; first <= last; first++)
+        Py_CLEAR(*first);
+    return 0;
+}
+
+/* What the collector asks of a type that owns the objects in its members from `first` to `last`, which stand one after the other. */
+#define OWNS(Type, prefix, first, last)                                                              \
+    static int prefix##_traverse(PyObject *object, visitproc visit, void *arg)                       \
+    {                                                                                                \
+        return visit_owned(object, &((Type *)object)->first, &((Type *)object)->last, visit, arg);   \
+    }                                                                                                \
+    static int prefix##_clear(PyObject *object)                                                      \
+    {                                                                                                \
+        return clear_owned(&((Type *)object)->first, &((Type *)object)->last);                       \
+    }
+
 /* ---- keys as Python ints ---- */
 
 static PyObject *packed(const int64_t *fields, Py_ssize_t count)
@@ -179,6 +207,15 @@ static PyObject *packed(const int64_t *fields, Py_ssize_t count)
 static PyObject *unpacked(Dispatcher *self, PyObject *key)
 {
     return PyObject_CallMethod(key, "to_bytes", "ns", self->field_count * (Py_ssize_t)sizeof(int64_t), "little");
+}
+
+/* The slot of a packed key. NULL and an exception for an int that is no key of this table. */
+static Slot *slot_of_key(Dispatcher *self, PyObject *key)
+{
+    PyObject *bytes = unpacked(self, key);
+    Slot *slot = bytes == NULL ? NULL : find(self, (const int64_t *)PyBytes_AS_STRING(bytes));
+    Py_XDECREF(bytes);
+    return slot;
 }
 
 static PyObject *tuple_of(const long *integers, Py_ssize_t count)

@@ -9,7 +9,7 @@
 
 enum { MOST_CONTENDERS = 8, MOST_SAMPLES = 128 };
 
-/* Set once by configure_events(); without them, there are no trials on a GPU. */
+/* Set once by configure_functions(); without them, there are no trials on a GPU. */
 static struct {
     int (*create)(void **event, unsigned flags);
     int (*destroy)(void *event);

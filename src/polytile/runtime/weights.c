@@ -38,7 +38,7 @@ static int64_t version_of(PyObject *argument)
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
-    PyObject *miss;  /* (tensor) -> copy or None */
+    PyObject *miss;  /* (tensor) -> copy or None; NULL once the collector has cleared it */
     PyObject *copy;  /* NULL while the weight is watched */
     PyObject *guard; /* keeps a weak reference to the storage; NULL before the first weight */
     Identity weight;
@@ -68,7 +68,7 @@ static uint64_t sample_of(const void *data, Py_ssize_t bytes)
 static PyObject *find_packed(PyObject *object, PyObject *const *arguments, size_t flagged, PyObject *keywords)
 {
     Keeper *self = (Keeper *)object;
-    if (PyVectorcall_NARGS(flagged) != 1 || keywords != NULL)
+    if (PyVectorcall_NARGS(flagged) != 1 || keywords != NULL || self->miss == NULL)
         return PyErr_Format(PyExc_TypeError, "a Keeper takes one tensor");
     Identity weight;
     if (self->guard != NULL && identify(arguments[0], &weight) && memcmp(&weight, &self->weight, sizeof weight) == 0) {
@@ -146,34 +146,14 @@ static PyObject *keeper_new(PyTypeObject *type, PyObject *arguments, PyObject *k
     return (PyObject *)self;
 }
 
-static int keeper_traverse(PyObject *object, visitproc visit, void *arg)
-{
-    Keeper *self = (Keeper *)object;
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(self->miss);
-    Py_VISIT(self->copy);
-    Py_VISIT(self->guard);
-    return 0;
-}
-
-static int keeper_clear(PyObject *object)
-{
-    Keeper *self = (Keeper *)object;
-    Py_XSETREF(self->miss, Py_NewRef(Py_None));
-    Py_CLEAR(self->copy);
-    Py_CLEAR(self->guard);
-    return 0;
-}
+OWNS(Keeper, keeper, miss, guard)
 
 static void keeper_dealloc(PyObject *object)
 {
-    Keeper *self = (Keeper *)object;
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    Py_XDECREF(self->miss);
-    Py_XDECREF(self->copy);
-    Py_XDECREF(self->guard);
-    type->tp_free(self);
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    keeper_clear(object);
+    type->tp_free(object);
     Py_DECREF(type);
 }
 

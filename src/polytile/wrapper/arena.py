@@ -117,16 +117,7 @@ def tensors_of(line: Line) -> Iterable[str]:
     elif isinstance(line, lines.CallKernel):
         yield from line.tensors
     elif isinstance(line, lines.CallLibrary):
-        yield from _named([*line.args, *(value for _, value in line.kwargs)])
+        given = lines.arguments_in((line.args, line.kwargs))
+        yield from (argument.value for argument in given if isinstance(argument.value, str))
     elif isinstance(line, lines.Return):
         yield from (value for value in line.values if isinstance(value, str))
-
-
-def _named(value: object) -> Iterable[str]:
-    if isinstance(value, lines.Argument):
-        yield from [value.value] if isinstance(value.value, str) else []
-    elif isinstance(value, dict):
-        yield from _named([*value.keys(), *value.values()])
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from _named(part)

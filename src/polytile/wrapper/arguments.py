@@ -72,23 +72,18 @@ def _solve(facts: Sequence[Fact], known: dict[sympy.Symbol, None], fresh: Callab
 
 def used_symbols(body: Sequence[Line]) -> set[str]:
     """Names of the symbols that the lines read."""
-    names: set[str] = set()
-    for line in body:
-        for value in vars(line).values():
-            names |= _symbols_in(value)
-    return names
+    return {symbol.name for symbol in symbols_in(body)}
 
 
-def _symbols_in(value: object) -> set[str]:
+def symbols_in(value: object) -> set[sympy.Symbol]:
+    """All symbols that a line mentions, or some lines."""
     if isinstance(value, sympy.Basic):
-        return {s.name for s in value.free_symbols}
+        return set(value.free_symbols)
     if isinstance(value, dict):
         value = [*value.keys(), *value.values()]
-    if isinstance(value, tuple | list):
-        return set().union(*[_symbols_in(v) for v in value])
     if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
-        return set().union(*[_symbols_in(v) for v in vars(value).values()])
-    return set()
+        value = [*vars(value).values()]
+    return set().union(*map(symbols_in, value)) if isinstance(value, tuple | list) else set()
 
 
 def check_bound(all_lines: Sequence[Line]) -> None:
@@ -111,6 +106,6 @@ def without_unused(head: Sequence[Line], body: Sequence[Line]) -> list[Line]:
         if isinstance(line, BindSize | ReadSize) and line.symbol.name not in used:
             continue
         if isinstance(line, BindSize):
-            used |= _symbols_in(line.value)
+            used |= used_symbols([line])
         kept.append(line)
     return kept[::-1]

@@ -21,8 +21,9 @@ import torch
 from polytile.runtime import program
 from polytile.wrapper import c_numbers, lines, python
 from polytile.wrapper.arena import Arena, arena, tensors_of
+from polytile.wrapper.arguments import symbols_in
 from polytile.wrapper.c_numbers import NotInC
-from polytile.wrapper.lines import Argument, Line
+from polytile.wrapper.lines import Line
 
 FUNCTION = "polytile_program"
 NAME = "IN_C"
@@ -74,7 +75,7 @@ class UnitWriter(lines.LineWriter):
         """The text of the Python functions among the parts."""
         self.parts: list[str] = []
         self.body: list[str] = []
-        self.symbols = {symbol.name: symbol for line in all_lines for symbol in _symbols(line)}
+        self.symbols = {symbol.name: symbol for line in all_lines for symbol in symbols_in(line)}
         self.read = {name for line in all_lines for name in tensors_of(line)}
         self.arena = arena(all_lines, known_with_arguments(all_lines))
         self.tensors: dict[str, str] = {}
@@ -317,7 +318,8 @@ class UnitWriter(lines.LineWriter):
         self.do(f"api->kernel(f, {self.kernels[line.kernel]}, {given})")
 
     def call_library(self, line: lines.CallLibrary) -> None:
-        names = dict.fromkeys([*_argument_names(line.args), *_argument_names([value for _, value in line.kwargs])])
+        given = (argument.value for argument in lines.arguments_in((line.args, line.kwargs)))
+        names = dict.fromkeys(name for value in given for name in ([value] if isinstance(value, str) else _names(value)))
         self.python(self.text.library_call(line), list(names), line.result)
 
     def pick_output(self, line: lines.PickOutput) -> None:
@@ -383,26 +385,3 @@ def _names(value: Any) -> list[str]:
     return sorted(symbol.name for symbol in getattr(value, "free_symbols", ()))
 
 
-def _argument_names(value: Any) -> Iterable[str]:
-    """Names of the tensors and symbols among a library call's arguments."""
-    if isinstance(value, Argument):
-        yield from [value.value] if isinstance(value.value, str) else _names(value.value)
-    elif isinstance(value, dict):
-        yield from _argument_names([*value.keys(), *value.values()])
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from _argument_names(part)
-
-
-def _symbols(value: Any) -> Iterable[sympy.Symbol]:
-    """All symbols that a line mentions."""
-    if isinstance(value, sympy.Basic):
-        yield from value.free_symbols
-    elif isinstance(value, dict):
-        yield from _symbols([*value.keys(), *value.values()])
-    elif isinstance(value, tuple | list | set | frozenset):
-        for part in value:
-            yield from _symbols(part)
-    elif hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
-        for part in vars(value).values():
-            yield from _symbols(part)

@@ -7,7 +7,7 @@ contains prose; the message of `CheckSizes`, and strings among a library call's 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -173,6 +173,17 @@ class Argument:
     """An argument of a library call that is not a plain value: the name of a tensor, or a symbolic number."""
 
     value: str | sympy.Basic
+
+
+def arguments_in(value: object) -> Iterator[Argument]:
+    """The Arguments among what a library call is given."""
+    if isinstance(value, Argument):
+        yield value
+    elif isinstance(value, dict):
+        yield from arguments_in([*value.keys(), *value.values()])
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from arguments_in(part)
 
 
 @dataclass(frozen=True)

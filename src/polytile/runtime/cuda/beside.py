@@ -48,5 +48,5 @@ def can_time_calls() -> bool:
         return False
     if module is None:
         return False
-    module.configure_events(*functions, launch.torch_functions()[0])
+    module.configure_functions("events", *functions, launch.torch_functions()[0])
     return True
