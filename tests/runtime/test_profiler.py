@@ -22,7 +22,7 @@ def kernels_seen(compiled, x: torch.Tensor) -> list[str]:
 @pytest.mark.parametrize("extension", [True, False], ids=["C", "ctypes"])
 def test_profiler_shows_kernels(wrapper, extension, monkeypatch):
     if not extension:
-        monkeypatch.setattr(native, "module", lambda: None)
+        monkeypatch.setattr(native, "module", lambda quietly=False: None)
     torch._dynamo.reset()
     polytile.reset()
     compiled = torch.compile(scaled, backend="polytile", dynamic=True, options={"stall": "compile", "wrapper": wrapper})
