@@ -20,10 +20,10 @@ REFLECTED, REPLICATED, CIRCULAR = "reflected at the outermost elements", "the ou
 
 
 def padded(x: Tensor, padding: list[int], kind: str) -> Tensor:
-    """`x` with `padding`, (before, after) of each dimension from the last one on. A last dimension whose padding is negative, or
-    known only at run time, is looked up as the others are."""
+    """`x` with `padding`, (before, after) of each dimension from the last one on. A last dimension whose padding is negative or
+    a size is looked up as the others are: pieces of a size would be compiled for whether it is 1."""
     places: list[Tensor | None] = [None] * x.ndim
-    in_pieces = not any(map(free_unbacked_symbols, (x.shape[-1], *padding[:2]))) and all(n >= 0 for n in padding[:2])
+    in_pieces = all(isinstance(n, int) and n >= 0 for n in padding[:2]) and not free_unbacked_symbols(x.shape[-1])
     for k in range(1 if in_pieces else 0, len(padding) // 2):
         place = _places(x.shape[-1 - k], padding[2 * k], padding[2 * k + 1], kind, x.device)
         places[-1 - k] = place.view(-1, *[1] * (k - 1 if in_pieces else k))
