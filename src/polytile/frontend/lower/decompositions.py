@@ -67,7 +67,10 @@ def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 
 def _taken_apart(x: Tensor, dim: int) -> bool:
-    """Whether to decompose: a maximum over a size known only at run time would need a guard against 0."""
+    """Whether to decompose: a maximum over a size known only at run time would need a guard against 0. Of a dimension that is not
+    there the operator itself tells, as in eager."""
+    if not -max(x.ndim, 1) <= dim < max(x.ndim, 1):
+        return False
     return x.ndim == 0 or not free_unbacked_symbols(x.shape[dim])
 
 
