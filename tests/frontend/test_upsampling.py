@@ -49,7 +49,7 @@ def test_results_and_gradients_are_those_of_eager(mode: str, force: str) -> None
         torch.testing.assert_close(torch.autograd.grad(got, x, grad)[0], torch.autograd.grad(want, x, grad)[0])
 
 
-@pytest.mark.parametrize("given", [{"scale_factor": 2}, {"size": (7, 9)}, {"size": (7, 9), "align_corners": True}], ids=str)
+@pytest.mark.parametrize("given", [{"scale_factor": 2.0}, {"size": (7, 9)}, {"size": (7, 9), "align_corners": True}], ids=str)
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
 def test_images_of_bytes_are_resized_to_the_bytes_of_eager(mode: str, given: dict[str, Any]) -> None:
     """Which interpolates them in integers: as torch decomposes it, a fifth of the results is off by 1."""
