@@ -5,6 +5,7 @@ Every part checks its results against float64 in the same run that times them, a
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +38,9 @@ def main() -> None:
     arguments = parser.parsed()
 
     print(heading(arguments.backend) + "\n", flush=True)
-    for name in arguments.parts:
+    for number, name in enumerate(arguments.parts, 1):
+        progress = f"Part `{name}` ({number} of {len(arguments.parts)}): its tables come once everything in it is timed."
+        print(progress, file=sys.stderr, flush=True)
         started = time.perf_counter()
         tables, results = PARTS[name](arguments.backend, arguments.quick)
         for table in tables:

@@ -14,7 +14,7 @@ INTRODUCTION = """# Which errors can I get?
 
 Every error that polytile raises on purpose is a `PolytileError`. Its message says what was asked, what is so, and what to do.
 Many are also one of Python's own errors, so code that catches `ValueError` or `IndexError` catches them too. Errors of your own
-program, such as an index out of range, are the ones that eager raises.
+program can be caught as in eager; what a kernel finds while it runs, such as an index out of range, has its name in the message.
 
 The classes are in `polytile.errors`. `python -m scripts.errors_page` writes this page from their docstrings."""
 

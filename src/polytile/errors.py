@@ -60,6 +60,11 @@ class DivisionByZero(PolytileError, IndexError, RuntimeError):
         super().__init__("ZeroDivisionError")
 
 
+class IndexOutOfRange(PolytileError, IndexError, RuntimeError):
+    """A kernel met an index outside of its dimension. Eager raises IndexError where a tensor is indexed, and RuntimeError where
+    elements are gathered or scattered; this is both."""
+
+
 class DeviceError(PolytileError):
     """A device is missing or unknown, or its driver refuses a request. `polytile doctor` says what is found."""
 

@@ -257,3 +257,29 @@ def test_a_write_through_a_view_in_blocks() -> None:
         x = torch.randn(rows_, columns, requires_grad=columns == 44)
         torch.testing.assert_close(call(x), function(x))
     assert polytile.counters["failures"] == 0 and failures.is_raised(Planted("")) is False
+
+
+OUT_OF_RANGE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "indexed": lambda x, k: x[k] * 2,
+    "embedded": lambda x, k: F.embedding(k, x) + 1,
+    "gathered": lambda x, k: x.gather(0, k[:, None]) + 1,
+    "scattered": lambda x, k: x.scatter_add(0, k[:, None], torch.ones(2, 1)),
+}
+
+
+@pytest.mark.parametrize("way", OUT_OF_RANGE)
+def test_an_index_out_of_range_is_caught_as_in_eager(way: str) -> None:
+    """Which raises IndexError for some operators and RuntimeError for others."""
+    function = OUT_OF_RANGE[way]
+    x, k = torch.randn(11, 3), torch.tensor([0, 14])
+    with pytest.raises((IndexError, RuntimeError)) as eager:
+        function(x, k)
+    with pytest.raises(eager.type, match="out of range"):
+        torch.compile(function, backend="polytile", dynamic=True)(x, k)
+
+
+def test_a_softmax_over_a_dimension_that_is_not_there_is_no_failure_of_polytiles() -> None:
+    """torch's tracer lets it pass; the operator tells of it, as in eager."""
+    call = torch.compile(lambda x: x.softmax(3) + 1, backend="polytile", dynamic=True)
+    with pytest.raises(IndexError, match="Dimension out of range"):
+        call(torch.randn(11, 3))

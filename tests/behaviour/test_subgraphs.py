@@ -88,6 +88,20 @@ def test_a_scan_runs_its_program_at_each_step():
         assert how(polytile.explain(f, x, w))["scan"] == {"programs"}
 
 
+def test_a_scan_trains_whose_step_returns_what_its_backward_pass_reads():
+    """torch's scan takes a result that is saved as well for one memory returned twice, unless it is detached."""
+
+    def decayed(x):
+        return scan(lambda carry, row: (carry * 0.9 + row.tanh(), carry.exp()), torch.zeros_like(x[0]), x)[1]
+
+    f = compiled(decayed)
+    for length in (11, 4):
+        x = torch.randn(length, 3, requires_grad=True)
+        want = torch.autograd.grad(decayed(x).square().sum(), x)
+        torch.testing.assert_close(torch.autograd.grad(f(x).square().sum(), x), want, rtol=1e-4, atol=1e-4)
+    assert "library" not in set().union(*how(polytile.explain(f, x)).values())
+
+
 def test_a_map_runs_its_program_at_each_step():
     def each(x, y):
         return mapped(lambda row, y: (torch.softmax(row + y, -1), (row * y).sum()), x, y)

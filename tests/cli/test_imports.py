@@ -37,6 +37,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+def _run(place: Path, words: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, which tells on stderr what of HEAVY it has imported."""
+    return subprocess.run(
+        [sys.executable, "-c", COMMAND, *words], cwd=place, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "POLYTILE_CACHE_DIR": str(place), "COLUMNS": "200"},
+    )  # fmt: skip
+
+
 @pytest.mark.skipif(bool(gpus.drivers()), reason="with a GPU, torch is asked for it")
 @pytest.mark.parametrize(
     ("words", "says"),
@@ -56,12 +64,30 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=lambda words: " ".join(words[:2]) if isinstance(words, tuple) else "",
 )
 def test_a_command_that_only_reads_does_without_torch(place: Path, words: tuple[str, ...], says: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND, *words], cwd=place, capture_output=True, text=True, timeout=120,
-        env={**os.environ, "POLYTILE_CACHE_DIR": str(place), "COLUMNS": "200"},
-    )  # fmt: skip
+    done = _run(place, words)
     assert done.returncode == 0, done.stderr
     assert says in done.stdout and "imported: []" in done.stderr, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("why", "nosuch.py:f"), "there is no file nosuch.py"),
+        (("tune", "nosuch.py:f"), "there is no file nosuch.py"),
+        (("tune", "kernels.py"), "names no function"),
+        (("package", "nosuch.py:f"), "there is no file nosuch.py"),
+        (("autotune", "--scan", "nosuch.py"), "there is no file nosuch.py"),
+        (("replay", "nosuch"), "no measurement store nosuch"),
+        (("learn", "train", "nosuch"), "no measurement store nosuch"),
+        (("learn", "evaluate"), "nothing was collected here yet"),
+        (("campaign", "run", "nosuch.toml"), "nosuch.toml cannot be read"),
+    ],
+    ids=lambda words: " ".join(words[:2]) if isinstance(words, tuple) else "",
+)
+def test_a_name_that_is_wrong_is_told_before_torch_is_imported(place: Path, words: tuple[str, ...], says: str) -> None:
+    done = _run(place, words)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr and "imported: []" in done.stderr, done.stderr
 
 
 def test_what_is_said_of_pytorch_without_it_is_what_it_says_itself() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from polytile.errors import IndexOutOfRange
 from polytile.runtime.cuda.launch import Plan
 from polytile.runtime.cuda.products import AtenPlan
 
@@ -37,10 +38,10 @@ class NativeEntry:
         return NativeEntry(plan.address, plan.handle, plan, otherwise=otherwise)
 
     def synchronise(self) -> None:
-        """Waits until the kernel's launches on a GPU are done. Raises IndexError if a run-time check failed there."""
+        """Waits until the kernel's launches on a GPU are done. Raises IndexOutOfRange if a run-time check failed there."""
         code = self.wait() if self.wait is not None else 0
         if code:
-            raise IndexError(f"run-time check {code} of the kernel failed: an index is out of range.")
+            raise IndexOutOfRange(f"run-time check {code} of the kernel failed: an index is out of range.")
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from polytile.candidates.handles import DeviceHandle, MachineCode
 from polytile.codegen.function_names import ENTRY, renamed, symbol_of
 from polytile.codegen.triton.kernel import Argument, Descriptor, Kind, Launch, TritonKernel
 from polytile.counters import counters
-from polytile.errors import CompileFailed, LoweringError, ResourcesExceeded
+from polytile.errors import CompileFailed, IndexOutOfRange, LoweringError, ResourcesExceeded
 from polytile.problem import Config, Resources, Scalar, digest
 from polytile.runtime.cache import current
 from polytile.runtime.cuda import cubins, driver, launch, workers
@@ -292,7 +292,7 @@ class Specialised(Candidate):
             values = dict(zip(symbols, args[len(tensors) :], strict=True))
             code = interpret.run(self.kernel, dict(zip(tensors, args, strict=False)), values)
             if code:
-                raise IndexError(
+                raise IndexOutOfRange(
                     f"kernel {self.base.work.name!r}: run-time check {code} failed: an index is out of range."
                 )
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from polytile import options, waits
-from polytile.cli import campaign, learn, plan, sizes, store
+from polytile.cli import campaign, learn, naming, plan, sizes, store
 from polytile.cli.plain import PlainErrors, StorePlace, store_at
 from polytile.version import __version__
 
@@ -93,6 +93,7 @@ def explain_choice(
     from polytile.report import show
 
     if why_command.is_function(kernel):
+        naming.file_and_name(kernel)
         from polytile.cli import why_program
         from polytile.cli.targets import Kind
 
@@ -109,7 +110,11 @@ def explain_choice(
 def tune_ahead(
     target: Annotated[
         str,
-        typer.Argument(metavar="FILE.py:NAME|MODULE:NAME|FILE.jsonl", help="A function, a kernel, or a list of them; see above."),
+        typer.Argument(
+            metavar="FILE.py:NAME|MODULE:NAME|FILE.jsonl",
+            help="A function, a kernel, or a list of them; see above.",
+            callback=naming.checked,
+        ),
     ],
     shapes: Annotated[
         list[str] | None, typer.Option(help="Shapes of one call's tensors, as 64x512 or 64x512,512x256. May be given again.")
@@ -154,7 +159,10 @@ def tune_ahead(
 
 @app.command("autotune")
 def scan_autotuned(
-    files: Annotated[list[Path], typer.Option("--scan", metavar="FILE.py", help="A file to scan. May be given again.")],
+    files: Annotated[
+        list[Path],
+        typer.Option("--scan", metavar="FILE.py", help="A file to scan. May be given again.", callback=naming.checked_files),
+    ],
 ) -> None:
     """Scan the autotuned Triton kernels of a file for what goes wrong when they are tuned. `polytile tune` tunes them.
 
@@ -189,10 +197,14 @@ def replay_measurements(
     Nothing is compiled or timed; what was measured stands in for the device, whichever it was. It should have every
     candidate at every size: measure with POLYTILE_TUNE=all. POLYTILE_ variables set the options.
     """
-    from polytile.cli.replay import run, tables
     from polytile.report import show
+    from polytile.store.place import place_of
+    from polytile.store.transfer import held
 
-    for table in tables(run(file, kernel, shuffle), choices):
+    records = held(place_of(file)).records  # before the selector, which imports PyTorch
+    from polytile.cli.replay import run, tables
+
+    for table in tables(run(file, records, kernel, shuffle), choices):
         show(table)
 
 
@@ -200,7 +212,11 @@ def replay_measurements(
 def write_package(
     target: Annotated[
         str | None,
-        typer.Argument(metavar="FILE.py:FUNCTION", help="The model, as for `polytile tune`; its first call is the example."),
+        typer.Argument(
+            metavar="FILE.py:FUNCTION",
+            help="The model, as for `polytile tune`; its first call is the example.",
+            callback=naming.checked,
+        ),
     ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("model.ptp"),
     shapes: Annotated[

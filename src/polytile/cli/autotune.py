@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from polytile.autotuner.hazards import hazards_of
-from polytile.cli.targets import TargetError, module_of
+from polytile.cli.naming import TargetError
+from polytile.cli.targets import module_of
 from polytile.report.tables import Table
 
 

@@ -71,12 +71,13 @@ def run_campaign(
     another takes over. Ctrl-C stops the campaign, and the same command goes on. The results are in the folder: table.json, its
     signature, plan.json, and models. The status is 1 where units are left or failed.
     """
-    from polytile.campaigns import results, run, trace
     from polytile.campaigns import spec as specs
+
+    read, root = specs.read(spec), folder or spec.with_suffix("")  # before what imports PyTorch
+    from polytile.campaigns import results, run, trace
     from polytile.campaigns.board import Board
     from polytile.report import show
 
-    read, root = specs.read(spec), folder or spec.with_suffix("")
     store = run.store_of(read, root)
     board = Board(root, make=True, store=str(store))
     if again:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from polytile.errors import PolytileError
 if TYPE_CHECKING:
     from polytile.learn.examples import Example, Examples
     from polytile.learn.model import Trained
+    from polytile.store.reading import Record
 
 app = typer.Typer(
     name="learn",
@@ -88,6 +90,7 @@ def train_models(
     A fifth of the problems, by their sizes, is held out. A model that is no better than the prediction there is written too,
     but programs do not use it, and the status is 1.
     """
+    collected = _collected_at(measured)  # before what imports PyTorch
     from polytile.cli.learn_report import reports
     from polytile.learn import emit, installed
     from polytile.learn.model import save
@@ -95,7 +98,7 @@ def train_models(
     from polytile.report import show
 
     status, folder = 0, out or installed.users()
-    for chosen in _families(_examples(measured), family).values():
+    for chosen in _families(_examples(collected), family).values():
         with waits.during(f"training a model of {len(chosen)} problems"):
             model = train(chosen, typer.echo)
         path = folder / model.file_name
@@ -126,6 +129,7 @@ def evaluate_models(
     Judged are the problems that no model is trained on: a fifth of all, by their sizes. The status is 1 where a model is no
     better than the prediction.
     """
+    collected = _collected_at(measured)  # before what imports PyTorch
     from polytile.cli.learn_report import decisions, worst
     from polytile.learn.examples import TEST
     from polytile.learn.score import cases, geomean
@@ -133,7 +137,7 @@ def evaluate_models(
     from polytile.report import show
 
     status = 0
-    for (of, architecture), chosen in _families(_examples(measured), family).items():
+    for (of, architecture), chosen in _families(_examples(collected), family).items():
         if folds:
             judged = list(held_out(chosen))
         else:
@@ -174,19 +178,25 @@ def _collected() -> Path:
     return cache.within(options.cache_dir()) / COLLECTED
 
 
-def _examples(measured: Sequence[str] | None) -> Examples:
-    """The examples in these files. Raises LearnError where there are none."""
-    from polytile.learn.examples import examples
+def _collected_at(named: Sequence[str] | None) -> dict[str, tuple[Record, ...]]:
+    """The measurements at each place that is named; by default, those that `collect` has made. Raises LearnError where it has
+    made none, and StoreError where a place has none to read."""
     from polytile.store.place import place_of
     from polytile.store.transfer import held
 
-    if not measured and not _collected().exists():
+    if not named and not _collected().exists():
         raise LearnError("nothing was collected here yet; run `polytile learn collect` first, or name stores.")
-    named = list(measured or [str(_collected())])
-    found = examples(record for name in named for record in held(place_of(name)).records)
+    return {name: held(place_of(name)).records for name in named or [str(_collected())]}
+
+
+def _examples(collected: Mapping[str, Sequence[Record]]) -> Examples:
+    """The examples among measurements. Raises LearnError where there are none."""
+    from polytile.learn.examples import examples
+
+    found = examples(itertools.chain.from_iterable(collected.values()))
     if not found.found:
         raise LearnError(
-            f"{', '.join(named)} has nothing to learn from: {found.alone} problems without two candidates that ran while "
+            f"{', '.join(collected)} has nothing to learn from: {found.alone} problems without two candidates that ran while "
             f"nothing else had the cores, {found.without_terms} measured before predictions said what they are made of. Run "
             "polytile learn collect on a machine that is free."
         )

@@ -14,8 +14,8 @@ from rich.console import Console
 
 import polytile
 from polytile import options, waits
+from polytile.cli.naming import TargetError
 from polytile.cli.plain import FAILED, in_short, sizes_text, told_once
-from polytile.cli.targets import TargetError
 from polytile.cli.tune import STOPPED
 from polytile.dispatch import collecting
 from polytile.dispatch.registry import alive

@@ -15,8 +15,8 @@ from polytile.errors import StoreError
 from polytile.problem import Problem
 from polytile.report import Column, Table
 from polytile.report.tables import count, micros, ratio
-from polytile.store import transfer
 from polytile.store.place import place_of
+from polytile.store.reading import Record
 from polytile.tuning.replay import Matrix, Report, matrices
 
 
@@ -29,9 +29,10 @@ class Replayed:
     report: Report
 
 
-def run(named: str, kernel: str, shuffle: int | None) -> list[Replayed]:
-    """Each kernel that has `kernel` in its name, replayed. Raises StoreError where there is nothing to choose between."""
-    measured = matrices(transfer.held(place_of(named)).records)
+def run(named: str, records: Sequence[Record], kernel: str, shuffle: int | None) -> list[Replayed]:
+    """Each kernel that has `kernel` in its name, replayed on what is held at the place `named`. Raises StoreError where there is
+    nothing to choose between."""
+    measured = matrices(records)
     known = names_beside(place_of(named))
     names = [names_of(matrix.problems[0], known) for matrix in measured]
     replayed = [

@@ -16,17 +16,13 @@ from typing import Any
 import torch
 
 from polytile.cli import kernel_targets
+from polytile.cli.naming import LIST_OF_PROBLEMS, TargetError, checked_files, file_and_name
 from polytile.cli.plain import in_short
-from polytile.errors import PolytileError
 
 Calls = Sequence[tuple[Any, ...]]
 
 FIELDS = ("target", "shapes", "at", "dtype", "device")
 """What a line of a file of problems may say; `target` it must."""
-
-
-class TargetError(PolytileError):
-    """The target of `polytile tune` does not exist, or is not of a kind that can be tuned."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ class Job:
 def jobs_of(target: str, shapes: Sequence[str], kind: Kind, at: Sequence[str] = ()) -> list[Job]:
     """Everything to tune; `at` has sizes of a kernel, as "M=16,N=4096". Raises TargetError, with what to do, for what cannot
     be."""
-    if target.endswith(".jsonl"):
+    if target.endswith(LIST_OF_PROBLEMS):
         if shapes or at:
             raise TargetError(f"{target} is a file of problems, which says the shapes itself; leave out --shapes and --at.")
         return _listed(Path(target), kind)
@@ -133,15 +129,8 @@ def calls_of(
 
 
 def _function(target: str) -> Callable[..., Any]:
-    file, colon, name = target.rpartition(":")
-    if not colon or not name.isidentifier():
-        raise TargetError(f"{target!r} names no function; write it as FILE.py:function.")
-    if Path(file).is_file():
-        module = module_of(Path(file))
-    elif all(part.isidentifier() for part in file.split(".")) and not file.endswith(".py"):
-        module = _imported(file, target)
-    else:
-        raise TargetError(f"there is no file {file}; {target!r} should be FILE.py:function.")
+    file, name = file_and_name(target)
+    module = module_of(Path(file)) if Path(file).is_file() else _imported(file, target)
     function = getattr(module, name, None)
     if not callable(function) and not hasattr(function, "run"):
         there = ", ".join(n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__)
@@ -162,8 +151,7 @@ def _imported(name: str, target: str) -> ModuleType:
 
 def module_of(path: Path) -> ModuleType:
     """The module that a Python file makes when it is run. Raises TargetError where there is none."""
-    if not path.is_file():
-        raise TargetError(f"there is no file {path}.")
+    checked_files([path])
     own_name = path.stem if path.stem not in sys.modules else f"polytile_target_{path.stem}"
     spec = importlib.util.spec_from_file_location(own_name, path)
     if spec is None or spec.loader is None:

@@ -15,8 +15,9 @@ import torch
 import polytile
 from polytile import options
 from polytile.cli.kernels import Kernel, kernels
+from polytile.cli.naming import TargetError
 from polytile.cli.plain import in_short, sizes_text, told_once
-from polytile.cli.targets import Kind, TargetError, jobs_of
+from polytile.cli.targets import Kind, jobs_of
 from polytile.cli.why import Ranked, Why
 from polytile.cli.why_command import answers, plan_in_force, table_of
 from polytile.dispatch.decision import Decision

@@ -43,6 +43,7 @@ from polytile.errors import (
     CompilerMissing,
     DeviceLost,
     DivisionByZero,
+    IndexOutOfRange,
     NoCandidate,
     ResourcesExceeded,
 )
@@ -490,7 +491,7 @@ class MultiKernel:
         """A native kernel's run-time check failed; returning leaves the error's text to the dispatcher."""
         if 0 < code <= len(self.spec.checks):
             sentence = self.spec.checks[code - 1]
-            raise DivisionByZero if sentence == NO_DIVISOR else IndexError(f"kernel {self.spec.name!r}: {sentence}")
+            raise DivisionByZero if sentence == NO_DIVISOR else IndexOutOfRange(f"kernel {self.spec.name!r}: {sentence}")
 
     def replace(self, args: tuple[Any, ...], entry: Entry) -> Entry:
         """Puts `entry` into the table for calls like this one, and returns it."""

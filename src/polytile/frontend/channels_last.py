@@ -61,7 +61,7 @@ IMAGES: dict[Any, int] = {aten.convolution.default: 1, aten.convolution_backward
 
 WINDOWS: dict[Any, int] = dict.fromkeys(
     overloads(
-        "_to_copy alias avg_pool2d avg_pool2d_backward cat constant_pad_nd max_pool2d_with_indices "
+        "_to_copy alias detach avg_pool2d avg_pool2d_backward cat constant_pad_nd max_pool2d_with_indices "
         "max_pool2d_with_indices_backward _unsafe_index.Tensor"
     ), 1,
 ) | {aten._unsafe_index_put.default: 3, UPSAMPLE: 1}  # fmt: skip

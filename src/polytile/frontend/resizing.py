@@ -5,6 +5,9 @@ them for bilinear interpolation. Kept whole, the forward pass is one loop that c
 (`lower/upsampling.py`), with the library's kernel among its candidates, and the backward pass is the library's.
 
     F.interpolate(x, scale_factor=2, mode="bilinear")   →   polytile.upsample(x, "upsample_bilinear2d", [2h, 2w], False, [2., 2.])
+
+Images of bytes are kept whole for their numbers, as library calls. Eager interpolates them in integers, one dimension after the
+other, and rounds in between; torch's rule computes in float32, and a fifth of its results is off by 1.
 """
 
 from __future__ import annotations
@@ -26,8 +29,12 @@ aten = torch.ops.aten
 NEAREST = ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
 EXACT = ("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d")
 LINEAR = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
-NAMES = (*NEAREST, *EXACT, *LINEAR)
+CUBIC = ("upsample_bicubic2d",)
+NAMES = (*NEAREST, *EXACT, *LINEAR, *CUBIC)
 """ATen's operators, ordered by number of dimensions within each group."""
+
+INTERPOLATING = (*LINEAR, *CUBIC)
+"""Those with weights, which say whether corners are aligned."""
 
 _library = torch.library.Library("polytile", "FRAGMENT")
 _library.define("upsample(Tensor x, str name, SymInt[] size, bool align_corners, float[] scales) -> Tensor")
@@ -40,7 +47,7 @@ _keeps = threading.local()
 def arguments(name: str, align_corners: bool, scales: Sequence[float]) -> tuple[Any, ...]:
     """The arguments of ATen's operator after the sizes; a scale of 0 means none."""
     given = tuple(scale or None for scale in scales)
-    return (align_corners, *given) if name in LINEAR else given
+    return (align_corners, *given) if name in INTERPOLATING else given
 
 
 def _upsample(x: Tensor, name: str, size: Sequence[int], align_corners: bool, scales: Sequence[float]) -> Tensor:
@@ -121,16 +128,17 @@ def _looking(name: str, rule: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(rule)
     def traced(x: Tensor, output_size: Any, *given: Any, **named: Any) -> Tensor:
         scales = given[-1] if given else None
-        if named or not getattr(_keeps, "active", False) or not _is_kept(x, scales):
+        if named or not getattr(_keeps, "active", False) or not _is_kept(name, x, scales):
             return rule(x, output_size, *given, **named)
         size = upsample_compute_output_size(x.size(), output_size, scales)
-        align_corners = bool(given[0]) if name in LINEAR else False
+        align_corners = bool(given[0]) if name in INTERPOLATING else False
         found: Tensor = UPSAMPLE(x, name, list(size), align_corners, list(scales or [0.0] * (x.ndim - 2)))
         return found
 
     return traced
 
 
-def _is_kept(x: Tensor, scales: Any) -> bool:
+def _is_kept(name: str, x: Tensor, scales: Any) -> bool:
     plain = scales is None or all(isinstance(scale, float) for scale in scales)
-    return x.device.type == "cpu" and x.dtype.is_floating_point and x.dtype.itemsize >= 2 and plain
+    floats = x.dtype.is_floating_point and x.dtype.itemsize >= 2 and name not in CUBIC
+    return x.device.type == "cpu" and plain and (floats or (x.dtype == torch.uint8 and name in INTERPOLATING))

@@ -15,7 +15,7 @@ import sympy
 import torch
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, ModularIndexing, PythonMod
 
-from polytile.errors import DivisionByZero, IRError
+from polytile.errors import DivisionByZero, IndexOutOfRange, IRError
 from polytile.ir import expr, leaning, ops, philox, reductions, sizes
 from polytile.ir.dtypes import compute_dtype
 from polytile.ir.expr import Accumulator, Const, Index, Load, Node, Op, Part, Reduce, Scan
@@ -51,7 +51,7 @@ def run_loop(
 
     Raises
     ------
-    IndexError
+    IndexOutOfRange
         If a checked index is out of range.
     IRError
         If the loop accesses memory outside a buffer.
@@ -449,7 +449,7 @@ def _check_index(chunk: _Chunk, node: Op, args: list[torch.Tensor]) -> torch.Ten
     if bool(wrong.any()):
         bad = int(torch.broadcast_to(index, wrong.shape)[wrong][0])
         work, length = ", ".join(chunk.loop.origins) or chunk.loop.name, int(size.max())
-        raise IndexError(f"index {bad} is out of range in {work}: the dimension that it picks from has {length} elements.")
+        raise IndexOutOfRange(f"index {bad} is out of range in {work}: the dimension that it picks from has {length} elements.")
     return torch.where(index < 0, index + size, index)
 
 

@@ -14,6 +14,7 @@ import torch
 
 from polytile import locks
 from polytile.counters import counters
+from polytile.errors import IndexOutOfRange
 from polytile.runtime import programs, regime
 from polytile.runtime.arguments import bad_count, integer, slow_pointer
 from polytile.runtime.cuda import launch
@@ -70,7 +71,7 @@ class Reporter:
             launch.failed(self.name, code)
         if self.on_error is not None:
             self.on_error(code)
-        raise IndexError(f"kernel {self.name!r}: run-time check {code} failed: an index is out of range.")
+        raise IndexOutOfRange(f"kernel {self.name!r}: run-time check {code} failed: an index is out of range.")
 
 
 _KERNEL = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_long), ctypes.c_long)

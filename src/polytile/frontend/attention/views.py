@@ -95,7 +95,7 @@ def plain(node: torch.fx.Node) -> torch.fx.Node:
     """The node of which `node` is a full view, or a copy of the same shape and dtype."""
     while True:
         whole = node.target == EXPAND and same(shape(source(node)), shape(node))
-        if node.target in (aten.clone.default, aten.alias.default) or whole or is_whole_slice(node):
+        if node.target in (aten.clone.default, aten.alias.default, aten.detach.default) or whole or is_whole_slice(node):
             node = source(node)
         else:
             return node

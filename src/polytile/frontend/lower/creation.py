@@ -133,7 +133,7 @@ def eye(builder: Builder, *arguments: Any, **options: Any) -> Tensor:
 # copies ---------------------------------------------------------------------------------------------------------------
 
 
-@lowers(*overloads("clone lift_fresh_copy lift_fresh lift prims.clone"))
+@lowers(*overloads("clone detach_copy lift_fresh_copy lift_fresh lift prims.clone"))
 def clone(builder: Builder, x: Tensor, *, memory_format: torch.memory_format | None = None) -> Tensor:
     """A copy. One that requests a memory format other than row-major is stored in that layout at once."""
     copied = converted(builder, x, x.dtype)

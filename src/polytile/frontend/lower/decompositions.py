@@ -37,10 +37,11 @@ FROM_TORCH = """
     permute_copy view_copy unbind_copy narrow_copy as_strided_copy
 """.split()
 
-# Lowered whole, or better as a library call than as torch decomposes them.
+# Lowered whole, or better as a library call than as torch decomposes them. torch's scan tells the values that it saves for the
+# backward pass from its results by their `detach`.
 KEPT = """
     _scaled_dot_product_flash_attention_for_cpu _unsafe_index _unsafe_index_put _unsafe_masked_index
-    _unsafe_masked_index_put_accumulate all baddbmm bernoulli embedding_bag embedding_dense_backward
+    _unsafe_masked_index_put_accumulate all baddbmm bernoulli detach embedding_bag embedding_dense_backward
     floor_divide roll rrelu_with_noise rrelu_with_noise_ rsub select_scatter stack std
 """.split()
 
@@ -66,7 +67,10 @@ def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 
 def _taken_apart(x: Tensor, dim: int) -> bool:
-    """Whether to decompose: a maximum over a size known only at run time would need a guard against 0."""
+    """Whether to decompose: a maximum over a size known only at run time would need a guard against 0. Of a dimension that is not
+    there the operator itself tells, as in eager."""
+    if not -max(x.ndim, 1) <= dim < max(x.ndim, 1):
+        return False
     return x.ndim == 0 or not free_unbacked_symbols(x.shape[dim])
 
 

@@ -15,6 +15,7 @@ import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
+from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.layouts import as_they_lie
 from polytile.frontend.lower.positions import Place
@@ -37,6 +38,8 @@ def upsample(
 ) -> Tensor:
     """Images [batch, channels, ...] resized to `size`: each point is a weighted sum of the source at one position per dimension
     (nearest) or two (linear). `name` is the operator, one of resizing.py."""
+    if not source.dtype.is_floating_point:
+        raise LoweringError("images of bytes, which eager interpolates in integers, are left to the library.")
     base, result = builder.realize(source), builder.result_sizes()
     along = dict(zip(range(2, source.rank), scales, strict=True))
     if name in LINEAR and len(along) > 1 and as_they_lie(builder.result())[-1] == source.rank - 1:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import MutableMapping
 
 from polytile.candidates.handles import DeviceHandle, Handle, NativeHandle, PythonHandle
+from polytile.errors import IndexOutOfRange
 from polytile.problem import Outcome
 from polytile.tuning.gate import Gate, Verdict
 from polytile.tuning.isolation import gpu, worker
@@ -97,7 +98,7 @@ class Trials:
             finished = arena.run(handle, task.trial_seconds)
             slowest = max(slowest, finished.seconds)
             if finished.code:
-                raise IndexError(f"run-time check {finished.code} of the kernel failed: an index is out of range.")
+                raise IndexOutOfRange(f"run-time check {finished.code} of the kernel failed: an index is out of range.")
 
         try:
             arena = self._opened()
