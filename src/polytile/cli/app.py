@@ -110,11 +110,7 @@ def explain_choice(
 def tune_ahead(
     target: Annotated[
         str,
-        typer.Argument(
-            metavar="FILE.py:NAME|MODULE:NAME|FILE.jsonl",
-            help="A function, a kernel, or a list of them; see above.",
-            callback=naming.checked,
-        ),
+        typer.Argument(metavar="FILE.py:NAME|MODULE:NAME|FILE.jsonl", help="A function, a kernel, or a list of them; see above."),
     ],
     shapes: Annotated[
         list[str] | None, typer.Option(help="Shapes of one call's tensors, as 64x512 or 64x512,512x256. May be given again.")
@@ -148,21 +144,19 @@ def tune_ahead(
     Ctrl-C stops it and keeps everything that was measured, and so does the end of --seconds; the same command then goes on
     where it stopped. POLYTILE_ variables set the options.
     """
+    if quick and exhaustive:
+        raise typer.BadParameter("--quick measures little and --exhaustive everything; leave one of them out.")
+    naming.check_target(target)
     from polytile.cli.targets import Kind, jobs_of
     from polytile.cli.tune import tune
 
-    if quick and exhaustive:
-        raise typer.BadParameter("--quick measures little and --exhaustive everything; leave one of them out.")
     jobs = jobs_of(target, shapes or [], Kind(dtype, device), at or [])
     raise typer.Exit(tune(jobs, save_plan, seconds, not quick, exhaustive, sizes))
 
 
 @app.command("autotune")
 def scan_autotuned(
-    files: Annotated[
-        list[Path],
-        typer.Option("--scan", metavar="FILE.py", help="A file to scan. May be given again.", callback=naming.checked_files),
-    ],
+    files: Annotated[list[Path], typer.Option("--scan", metavar="FILE.py", help="A file to scan. May be given again.")],
 ) -> None:
     """Scan the autotuned Triton kernels of a file for what goes wrong when they are tuned. `polytile tune` tunes them.
 
@@ -170,6 +164,7 @@ def scan_autotuned(
     that nothing resets, loops up to a size that is not in its key, or names what it does not have. The files are imported; no
     kernel runs. The status is 1 where something was found.
     """
+    naming.check_files(files)
     from polytile.cli.autotune import scanned
     from polytile.report import show
 
@@ -212,11 +207,7 @@ def replay_measurements(
 def write_package(
     target: Annotated[
         str | None,
-        typer.Argument(
-            metavar="FILE.py:FUNCTION",
-            help="The model, as for `polytile tune`; its first call is the example.",
-            callback=naming.checked,
-        ),
+        typer.Argument(metavar="FILE.py:FUNCTION", help="The model, as for `polytile tune`; its first call is the example."),
     ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("model.ptp"),
     shapes: Annotated[
@@ -241,12 +232,14 @@ def write_package(
 
     With --check nothing is written: the calls of FUNCTION are made by the package and by eager.
     """
+    if target is None and runtime is None:
+        raise typer.BadParameter("name a function as FILE.py:FUNCTION, or a folder by --runtime.")
+    if target is not None:
+        naming.check_target(target)
     from polytile.cli import package
     from polytile.cli.targets import Kind
 
     kind = Kind(dtype, device)
-    if target is None and runtime is None:
-        raise typer.BadParameter("name a function as FILE.py:FUNCTION, or a folder by --runtime.")
     if runtime is not None:
         for path in package.write_runtime(runtime):
             typer.echo(f"{path} written.")

@@ -33,16 +33,14 @@ def is_module(file: str) -> bool:
     return all(part.isidentifier() for part in file.split(".")) and not file.endswith(".py")
 
 
-def checked(target: str | None) -> str | None:
-    """The same name of a function or a list of problems, as Typer asks of a callback. Raises TargetError as above."""
-    if target is not None and not target.endswith(LIST_OF_PROBLEMS):
+def check_target(target: str) -> None:
+    """Raises TargetError where a target can be neither a function nor a list of problems."""
+    if not target.endswith(LIST_OF_PROBLEMS):
         file_and_name(target)
-    return target
 
 
-def checked_files(paths: list[Path]) -> list[Path]:
-    """The same paths. Raises TargetError where one is no file."""
+def check_files(paths: list[Path]) -> None:
+    """Raises TargetError where one of these is no file."""
     for path in paths:
         if not path.is_file():
             raise TargetError(f"there is no file {path}.")
-    return paths

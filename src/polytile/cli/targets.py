@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from polytile.cli import kernel_targets
-from polytile.cli.naming import LIST_OF_PROBLEMS, TargetError, checked_files, file_and_name
+from polytile.cli.naming import LIST_OF_PROBLEMS, TargetError, check_files, file_and_name
 from polytile.cli.plain import in_short
 
 Calls = Sequence[tuple[Any, ...]]
@@ -151,7 +151,7 @@ def _imported(name: str, target: str) -> ModuleType:
 
 def module_of(path: Path) -> ModuleType:
     """The module that a Python file makes when it is run. Raises TargetError where there is none."""
-    checked_files([path])
+    check_files([path])
     own_name = path.stem if path.stem not in sys.modules else f"polytile_target_{path.stem}"
     spec = importlib.util.spec_from_file_location(own_name, path)
     if spec is None or spec.loader is None:
