@@ -7,8 +7,9 @@
 
    Facts come in the order in which guards reach them. A fact's object is not owned: the facts before it say that it is
    still where it was found. No Python code runs from the first fact to the last: other threads do not either. Facts that
-   make objects come last, and own what they are about, as the collector may run then. A dictionary has a version that never comes back (PEP 509), so that one comparison stands
-   for all of its items; if it has changed, the items are compared. Python 3.13 has no such versions, and no memos. */
+   make objects come last, and own what they are about, as the collector may run then. A dictionary has a version that
+   never comes back (PEP 509), so that one comparison stands for all of its items; if it has changed, the items are
+   compared. Python 3.13 has no such versions, and no memos. */
 
 #if PY_VERSION_HEX < 0x030D0000
 #define POLYTILE_HAS_MEMOS 1
