@@ -8,7 +8,7 @@ written weight by weight, in place of earlier ones for the same cells.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -59,8 +59,17 @@ def as_json(cells: Sequence[Cell]) -> dict[str, Any]:
     }
 
 
+def show_results(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+    """One table of all cells on record."""
+    ratios = {name: (cell["ratio"], results[WITHOUT].get(name, {}).get("ratio")) for name, cell in results[WITH].items()}
+    rows = [(name, *pair) for name, pair in ratios.items()]
+    note = f"With AMX: geomean {geomean([pair[0] for pair in ratios.values()]):.2f}."
+    columns: list[Column | str] = ["product", Column("with AMX", ratio), Column("without", ratio)]
+    show(Table.from_rows("eager's time over polytile's", columns, rows, [note]))
+
+
 def main() -> None:
-    parser = Command(__doc__, json=True)
+    parser = Command(__doc__, "amx", show_results, json=True)
     parser.add_argument("--dtypes", nargs="*", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--layouts", nargs="*", choices=list(matmul.LAYOUTS), default=[CONSTANT])
     parser.add_argument("--threads", nargs="*", type=int, default=sorted({1, torch.get_num_threads()}))
