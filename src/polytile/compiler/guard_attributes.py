@@ -291,8 +291,7 @@ class Facts:
 
 
 def _compares_in_c(key: Any) -> bool:
-    kind = type(key)
-    return kind in KEYS or not isinstance(kind.__eq__, types.FunctionType)
+    return type(key) in KEYS or isinstance(type(key).__eq__, types.WrapperDescriptorType)
 
 
 def _is_data_descriptor(value: Any) -> bool:

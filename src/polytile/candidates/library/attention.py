@@ -129,7 +129,7 @@ class FlashLibrary(FusedLibrary):
     def run(self, given: Operands) -> Result:
         q, k, v = self._padded(given.q, given.k, given.v)
         result = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, self.causal, False, scale=self._scale(given))
-        return result[0].narrow(3, 0, given.q.shape[3]), result[1]
+        return self._narrowed(result[0], given), result[1]
 
     def gradients(self, given: Operands) -> Sequence[torch.Tensor]:
         """Sums over blocks of keys are in a fixed order where torch wants deterministic algorithms."""
@@ -139,11 +139,16 @@ class FlashLibrary(FusedLibrary):
             grad, q, k, v, out, hidden(saved), None, None, q.shape[2], k.shape[2], 0.0, self.causal, *no_state(q),
             scale=self._scale(given),
         )  # fmt: skip
-        return [each.narrow(3, 0, given.q.shape[3]) for each in found[:3]]
+        return [self._narrowed(each, given) for each in found[:3]]
 
     def _scale(self, given: Operands) -> float:
         """That of rows without padding."""
         return given.q.shape[3] ** -0.5 if self.problem.scale is None else self.problem.scale
+
+    @staticmethod
+    def _narrowed(result: torch.Tensor, given: Operands) -> torch.Tensor:
+        length = given.q.shape[3]
+        return result if result.shape[3] == length else result.narrow(3, 0, length)
 
     @staticmethod
     def _padded(*each: torch.Tensor) -> Iterable[torch.Tensor]:
