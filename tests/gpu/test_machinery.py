@@ -199,6 +199,7 @@ def test_a_warm_process_benchmarks_and_compiles_nothing(empty_cache: Path) -> No
     assert said[0] != "0 0" and said[1] == "0 0"
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("graphs", [True, False], ids=["recorded", "launched"])
 def test_a_busy_thread_does_not_change_what_is_timed(graphs: bool) -> None:
     """A kernel of 2 µs, which takes the host no less to launch, while another thread holds Python's lock for milliseconds."""

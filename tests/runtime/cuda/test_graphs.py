@@ -9,6 +9,7 @@ import ctypes
 import gc
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,6 +153,14 @@ def test_what_comes_again_is_launched_as_a_graph_at_any_size(recorder: Stub) -> 
     assert recorder.launched_graphs == after.replayed + after.updated
     assert len({result.data_ptr() for result in held}) == 6, "results belong to the caller"
     assert 1 <= after.graphs <= 6 and after.nodes == LAUNCHES * after.graphs
+
+
+def test_a_launcher_loaded_from_another_cache_directory_is_recorded(recorder: Stub, empty_cache: Path) -> None:
+    launch._launcher()
+    compiling.reset()  # what is asked for next is looked up anew, in the directory that is in force then
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POLYTILE_CACHE_DIR", str(empty_cache.parent))
+        with_graph(recorder, Made(chain(kernel())), torch.randn(24))
 
 
 def test_memories_of_a_recorded_call_share_an_arena(recorder: Stub) -> None:

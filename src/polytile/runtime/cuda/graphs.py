@@ -198,7 +198,7 @@ class _Make:
 
 
 def _function(name: str, *arguments: Any) -> Any:
-    return ctypes.CFUNCTYPE(None, *arguments)(prepare().result().address(name))
+    return ctypes.CFUNCTYPE(None, *arguments)(loaded().address(name))
 
 
 def prepare() -> compiler.Compilation:
@@ -207,10 +207,16 @@ def prepare() -> compiler.Compilation:
 
 
 @functools.cache
+def loaded() -> compiler.Library:
+    """The recorder's library in this process. It has state: a second copy, from another cache directory, would have none."""
+    return prepare().result()
+
+
+@functools.cache
 def _recorder() -> int:
     """Address of the recorder. Registers it with launches, products and programs."""
     try:
-        library = prepare().result()
+        library = loaded()
         found = driver.library()
         functions = [*addresses(found, _DRIVER_FUNCTIONS), *_if_any(found, _PARAMETERS), *_if_any(found, *_EDGES)]
         functions += [*capturing.callbacks(), *launch.torch_functions(), *launch.new_handle()]
@@ -250,5 +256,5 @@ def _stream(index: int, found: Any) -> int:
 
 def reset() -> None:
     """Forgets the recorder; the next program configures a new one."""
-    _recorder.cache_clear()
-    _stream.cache_clear()
+    for known in (loaded, _recorder, _stream):
+        known.cache_clear()

@@ -248,7 +248,7 @@ class Plan(NativePlan):
 @functools.cache
 def _launcher() -> tuple[int, int, int]:
     """Address of `polytile_launch`, size of a plan in bytes, and address of the function that releases a plan."""
-    library = prepare().result()
+    library = loaded()
     functions = (ctypes.c_void_p * (len(_DRIVER_FUNCTIONS) + len(_TORCH_FUNCTIONS) + 1))(*_functions())
     configure = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.address("polytile_configure"))
     configure(ctypes.addressof(functions))
@@ -261,16 +261,23 @@ def prepare() -> compiler.Compilation:
     return compiler.compile_c("cuda_launch", "\n".join(path.read_text() for path in SOURCES))
 
 
+@functools.cache
+def loaded() -> compiler.Library:
+    """The launcher of this process. It has state: a second copy, from another cache directory, would not know the recorder."""
+    return prepare().result()
+
+
 def record(recorder: int) -> tuple[int]:
     """Registers the recorder of graphs.py, by its address, with launches. Returns the addresses of the kernels that use it."""
-    library = prepare().result()
+    library = loaded()
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.address("polytile_record_launches"))(recorder)
     return (library.address("polytile_launch"),)
 
 
 def reset() -> None:
     """Forgets the loaded launcher; the next plan configures a new one."""
-    _launcher.cache_clear()
+    for known in (loaded, _launcher):
+        known.cache_clear()
 
 
 def _functions() -> list[int]:

@@ -131,7 +131,7 @@ class AtenPlan(NativePlan):
     symbol = "polytile_product_aten"
 
     def __init__(self, product: Product, device: int, rank: int = 0, fastest_at: Mapping[str, int] | None = None) -> None:
-        library = prepare().result()
+        library = loaded()
         self.device, self.address = device, library.address(self.symbol)
         size = ctypes.CFUNCTYPE(ctypes.c_size_t)(library.address("polytile_product_bytes"))()
         super().__init__(size, library.address("polytile_product_release"))
@@ -187,7 +187,7 @@ class Plan(AtenPlan):
         for k, own in enumerate(strides):
             shape.strides[k] = (ctypes.c_int64 * 3)(*own)
         shape.alignment = (ctypes.c_uint32 * 5)(*[ALIGNMENT] * 5)
-        function = ask(prepare().result().address("polytile_product_proposals"))
+        function = ask(loaded().address("polytile_product_proposals"))
         count = function(self.handle, ctypes.addressof(shape), ctypes.addressof(found))
         return tuple(Algorithm(tuple(one.algorithm), one.workspace) for one in found[:count])
 
@@ -210,10 +210,16 @@ def prepare() -> compiler.Compilation:
     return compiler.compile_c("cuda_product", "\n".join(path.read_text() for path in SOURCES))
 
 
+@functools.cache
+def loaded() -> compiler.Library:
+    """product.c in this process. It has state: a second copy, from another cache directory, would not know the recorder."""
+    return prepare().result()
+
+
 def record(recorder: int) -> tuple[int, int]:
     """Registers the recorder of graphs.py, by its address, with cuBLASLt's calls. Returns the addresses of the kernels
     that use it."""
-    library = prepare().result()
+    library = loaded()
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.address("polytile_record_products"))(recorder)
     return library.address(Plan.symbol), library.address(AtenPlan.symbol)
 
@@ -221,8 +227,8 @@ def record(recorder: int) -> tuple[int, int]:
 def reset() -> None:
     """Forgets the library and its proposals."""
     cublaslt.reset()
-    proposals.cache_clear()
-    _asked.cache_clear()
+    for known in (loaded, proposals, _asked):
+        known.cache_clear()
 
 
 def _of_torch(device: int) -> list[int | None]:
