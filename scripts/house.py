@@ -1,5 +1,7 @@
 """`python -m scripts.house`: the structure of the package as tables: files and lines of each room, arrows between rooms, circles.
 
+Lines of code are those that are neither blank nor a comment, a docstring or an import.
+
 A module's imports are those anywhere in it, inside functions too, but for those under `if TYPE_CHECKING`, which never run.
 """
 
@@ -7,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import networkx
@@ -59,19 +61,38 @@ def _imported(path: Path, known: Mapping[str, Path]) -> Iterator[str]:
             yield from (a.name[len("polytile.") :] for a in node.names if a.name.startswith("polytile."))
 
 
+def lines_of(path: Path) -> tuple[int, int]:
+    """How many lines a module has, and how many of them are code."""
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    plain = {number for number, line in enumerate(lines, 1) if not line.strip() or line.lstrip().startswith("#")}
+    for node in ast.walk(ast.parse(text)):
+        text_alone = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if text_alone or isinstance(node, ast.Import | ast.ImportFrom):
+            assert isinstance(node, ast.stmt) and node.end_lineno is not None
+            plain.update(range(node.lineno, node.end_lineno + 1))
+    return len(lines), len(lines) - len(plain)
+
+
+def total(sizes: Iterable[tuple[int, int]]) -> list[int]:
+    """The sums of the modules' lines, and of those that are code."""
+    return [sum(each) for each in zip(*sizes, strict=True)]
+
+
 def main() -> None:
     graph, files = arrows(), modules()
-    lines = {module: len(path.read_text(encoding="utf-8").splitlines()) for module, path in files.items()}
+    lines = {module: lines_of(path) for module, path in files.items()}
     between = Counter((room_of(a), room_of(b)) for a, b in graph.edges if room_of(a) != room_of(b))
     rooms = sorted({room_of(module) for module, path in files.items() if path.parent != PACKAGE})
     body = [
-        (room, sum(room_of(m) == room for m in files), sum(n for m, n in lines.items() if room_of(m) == room),
+        (room, sum(room_of(m) == room for m in files), *total(lines[m] for m in files if room_of(m) == room),
          sum((room_of(a), room_of(b)) == (room, room) for a, b in graph.edges),
          ", ".join(f"{other} {n}" for (one, other), n in sorted(between.items()) if one == room and other in rooms))
         for room in rooms
     ]  # fmt: skip
-    show(Table.from_rows("rooms", ["room", "files", "lines", "arrows inside", "arrows to other rooms"], body))
-    print(f"{len(files)} files, {sum(lines.values())} lines, {graph.number_of_edges()} arrows")
+    show(Table.from_rows("rooms", ["room", "files", "lines", "of code", "arrows inside", "arrows to other rooms"], body))
+    every, code = total(lines.values())
+    print(f"{len(files)} files, {every} lines, {code} of code, {graph.number_of_edges()} arrows")
     for found in circles(graph):
         print(f"a circle: {', '.join(found)}")
 
