@@ -1,11 +1,14 @@
-"""`python -m benchmarks.quantised [--device cuda] [--parts layers model torchao] [--seconds 200] [--json]`: 8 and 4 bits.
+"""`python -m benchmarks.quantised [--device cuda] [--parts layers model torchao] [--peer] [--json]`: weights of 8 and 4 bits.
 
 layers   linear layers with quantised weights at one row to thousands, one dynamic compile for each weight: polytile, eager, the
          same layer in bfloat16 by ATen ("bf16"), and ATen's own operator where it has one for the case ("own"); the largest
          error of each against float64
 model    a Llama of two layers with every Linear replaced: eager and one dynamic compile of polytile over changing batches and
-         lengths, and the model in bfloat16 beside. On a GPU: kernel time too, of recorded calls
+         lengths, and the model in bfloat16 beside; with `--peer` one dynamic compile of TorchInductor too
 torchao  the same for models that torchao has quantised
+
+On a GPU there is kernel time too: of layers by calls in a CUDA graph, of models by torch's profiler, since eager's calls of
+torchao's tensors abort a capture.
 
 A contestant that refuses a size is left out of that row, with what it said. When `--seconds` are over no row is begun. Rows take
 the place of those for the same in the file that is there, so that kinds may be measured one by one. `--show` prints them.
@@ -13,8 +16,10 @@ the place of those for the same in the file that is there, so that kinds may be 
 
 from __future__ import annotations
 
+import argparse
 import copy
 import functools
+import itertools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +32,8 @@ from torch import Tensor, nn
 import polytile
 from benchmarks import record
 from benchmarks.command import Command
+from benchmarks.compilers import copied
+from benchmarks.gpu.host_time import kernels
 from benchmarks.gpu.replay import kernel_times
 from benchmarks.quantised_model import LAYERS, TORCHAO, Int4Packed, Llama, Quantised, quantise, quantise_by_torchao
 from benchmarks.timing import compare, geomean, synchronize
@@ -45,12 +52,14 @@ ONLY_ON = {"float8 dynamic": "cuda"}
 DTYPE = torch.bfloat16
 Maker = Callable[[nn.Module], nn.Module]
 PARTS = ("layers", "model", "torchao")
+KINDS = (*LAYERS, *dict.fromkeys(kind for configs in TORCHAO.values() for kind in configs))
 
 
 def main() -> None:
     parser = Command(__doc__, "quantised_{device}", show_all, json=True, out=True)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--kinds", nargs="+", choices=list(LAYERS), default=list(LAYERS), help="of layers and of models")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of layers and of models")
+    parser.add_argument("--peer", action="store_true", help="TorchInductor's dynamic compile beside models")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rows", nargs="+", type=int)
     parser.add_argument("--seconds", type=float, default=200)
@@ -58,7 +67,12 @@ def main() -> None:
     given = parser.parsed()
     torch._dynamo.config.recompile_limit = 64
     deadline = time.monotonic() + given.seconds
-    kinds = [kind for kind in given.kinds if ONLY_ON.get(kind, given.device) == given.device]
+    kinds = [kind for kind in given.kinds if kind in LAYERS and ONLY_ON.get(kind, given.device) == given.device]
+    by_torchao = {kind: config for kind, config in TORCHAO[given.device].items() if kind in given.kinds}
+    makers: dict[str, dict[str, Maker]] = {
+        "model": {kind: functools.partial(quantise, layer=LAYERS[kind]) for kind in kinds},
+        "torchao": {kind: functools.partial(quantise_by_torchao, config=config) for kind, config in by_torchao.items()},
+    }
     file = given.out / f"quantised_{given.device}.json"
     results: dict[str, Any] = record.read(file) if given.json and file.exists() else {}
     results["device"] = torch.cuda.get_device_name() if given.device == "cuda" else "cpu"
@@ -66,22 +80,17 @@ def main() -> None:
         if "layers" in given.parts:
             found = layers(kinds, given.device, given.rows or ROWS[given.device], given.cell, deadline)
             results["layers"] = merged(results.get("layers", []), found, ("kind", "n", "k", "m"))
-        if "model" in given.parts:
-            makers: dict[str, Maker] = {kind: functools.partial(quantise, layer=LAYERS[kind]) for kind in kinds}
-            found = models(makers, given.device, given.cell, deadline)
-            results["model"] = merged(results.get("model", []), found, ("kind", "batch", "length"))
-        if "torchao" in given.parts:
-            configs = TORCHAO[given.device].items()
-            makers = {kind: functools.partial(quantise_by_torchao, config=config) for kind, config in configs}
-            found = models(makers, given.device, given.cell, deadline)
-            results["torchao"] = merged(results.get("torchao", []), found, ("kind", "batch", "length"))
+        for part in (part for part in makers if part in given.parts):
+            found = models(makers[part], given, deadline)
+            results[part] = merged(results.get(part, []), found, ("kind", "batch", "length"))
     if given.json:
         print(record.write(f"quantised_{given.device}", results, given.out))
 
 
 def show_all(results: Mapping[str, Any]) -> None:
     """Prints the tables of all parts that there are."""
-    show(table(results["layers"]))
+    if "layers" in results:
+        show(table(results["layers"]))
     for part in ("model", "torchao"):
         if part in results:
             show(model_table(results[part]))
@@ -108,15 +117,17 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def model_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """For each kind eager's time over polytile's, by batch and length."""
+    """For each kind eager's and the peer's time over polytile's, and the same of kernel time, by batch and length."""
     shapes = sorted({(row["batch"], row["length"]) for row in rows})
-    times = {(row["kind"], row["batch"], row["length"]): row["us"] for row in rows}
-    body = [
-        (kind, *(us["eager"] / us["polytile"] if "eager" in (us := times.get((kind, *shape), {})) else None for shape in shapes))
-        for kind in dict.fromkeys(row["kind"] for row in rows)
-    ]
-    columns: list[Column | str] = ["weights", *(Column(f"{batch}×{length}", ratio) for batch, length in shapes)]
-    return Table.from_rows("Quantised Llama of two layers: eager's time over polytile's, by batch × length", columns, body)
+    body: list[tuple[Any, ...]] = []
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        for other, of in itertools.product(("eager", "peer"), ("us", "kernel_us")):
+            at = {(row["batch"], row["length"]): row[of] for row in rows if row["kind"] == kind and other in row.get(of, {})}
+            if at:
+                ratios = [at[shape][other] / at[shape]["polytile"] if shape in at else None for shape in shapes]
+                body.append((kind, other if of == "us" else f"{other}, kernels", *ratios))
+    columns: list[Column | str] = ["weights", "time of", *(Column(f"{batch}×{length}", ratio) for batch, length in shapes)]
+    return Table.from_rows("Quantised Llama of two layers: times of others over polytile's, by batch × length", columns, body)
 
 
 def layers(kinds: Sequence[str], device: str, rows: Sequence[int], seconds: float, deadline: float) -> list[dict[str, Any]]:
@@ -169,16 +180,16 @@ def timed(contestants: dict[str, Any], x: Tensor, layer: nn.Module, seconds: flo
         errors[name] = float((result.double() - wanted).abs().max() / wanted.abs().max())
         calls[name] = functools.partial(call, x)
     polytile.wait()
-    return {**times(calls, seconds), "error": errors, "failed": failed}
+    row = {**times(calls, seconds), "error": errors, "failed": failed}
+    if x.is_cuda:
+        row["kernel_us"] = {name: round(us, 2) for name, us in kernel_times(calls, rounds=7, places=1).items()}
+    return row
 
 
 def times(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, Any]:
-    """Microseconds of a call of each; on a GPU also of its kernels alone, where calls can be recorded."""
+    """Microseconds of a call of each."""
     timings = compare(calls, seconds=seconds).timings
-    found: dict[str, Any] = {"us": {name: round(timing.low * 1e6, 2) for name, timing in timings.items()}}
-    if torch.cuda.is_available():
-        found["kernel_us"] = {name: round(us, 2) for name, us in kernel_times(calls, rounds=7, places=1).items()}
-    return found
+    return {"us": {name: round(timing.low * 1e6, 2) for name, timing in timings.items()}}
 
 
 def chosen(compiled: Callable[..., Any], *given: Any) -> dict[str, Any]:
@@ -188,37 +199,45 @@ def chosen(compiled: Callable[..., Any], *given: Any) -> dict[str, Any]:
 
 def tell(kind: str, rows: Sequence[dict[str, Any]]) -> None:
     """How many times as fast as each other contestant polytile is."""
-    for name in ("eager", "bf16", "own"):
+    for name in ("eager", "bf16", "own", "peer"):
         ratios = [row["us"][name] / row["us"]["polytile"] for row in rows if name in row["us"] and "polytile" in row["us"]]
         if ratios:
             print(f"{kind}: {geomean(ratios):.2f} times as fast as {name} (least {min(ratios):.2f})", flush=True)
 
 
-def models(makers: Mapping[str, Maker], device: str, seconds: float, deadline: float) -> list[dict[str, Any]]:
-    """A row for each kind, batch and length: microseconds of eager and polytile, and polytile's mean distance to eager. A maker
-    quantises a model."""
+def models(makers: Mapping[str, Maker], given: argparse.Namespace, deadline: float) -> list[dict[str, Any]]:
+    """A row for each kind, batch and length: microseconds of eager, polytile and, if asked for, the peer, and polytile's mean
+    distance to eager. A maker quantises a model."""
     found: list[dict[str, Any]] = []
     for kind, quantised in makers.items():
         torch._dynamo.reset()
-        plain = Llama(**MODEL[device]).to(device, DTYPE).eval()
+        plain = Llama(**MODEL[given.device]).to(given.device, DTYPE).eval()
         model = quantised(copy.deepcopy(plain))
         compiled = polytile.compile(model, fullgraph=True, options=OPTIONS)
-        for batch, length in sorted(TOKENS[device], key=lambda shape: 1 in shape):
+        contestants: dict[str, Callable[[Tensor], Tensor]] = {"eager": model, "polytile": compiled, "bf16": plain}
+        if given.peer:
+            contestants["peer"] = torch.compile(copied(Llama.forward, "theirs").__get__(model), dynamic=True)
+        for batch, length in sorted(TOKENS[given.device], key=lambda shape: 1 in shape):
             if time.monotonic() > deadline:
                 return found
-            tokens = torch.randint(0, 96, (batch, length), device=device)
-            row: dict[str, Any] = {"kind": kind, "batch": batch, "length": length}
-            try:
-                right = model(tokens)
-                calls: dict[str, Callable[[], Any]] = {"eager": functools.partial(model, tokens)}
-            except Exception as error:  # an operator refuses the length
-                right, calls, row["failed"] = None, {}, str(error).splitlines()[0][:120]
-            got = compiled(tokens)
-            calls |= {"polytile": functools.partial(compiled, tokens), "bf16": functools.partial(plain, tokens)}
-            if right is not None:
-                row["mean_error"] = float((got - right).double().abs().mean() / right.double().abs().mean())
+            tokens = torch.randint(0, 96, (batch, length), device=given.device)
+            row: dict[str, Any] = {"kind": kind, "batch": batch, "length": length, "failed": {}}
+            results: dict[str, Tensor] = {}
+            for name, call in contestants.items():
+                try:
+                    results[name] = call(tokens)
+                except Exception as error:  # an operator refuses the length
+                    if call is compiled:
+                        raise
+                    row["failed"][name] = f"{type(error).__name__}: {error}".splitlines()[0][:120]
+            if "eager" in results:
+                off = (results["polytile"] - results["eager"]).double().abs().mean()
+                row["mean_error"] = float(off / results["eager"].double().abs().mean())
             polytile.wait()
-            row |= times(calls, seconds)
+            calls = {name: functools.partial(contestants[name], tokens) for name in results}
+            row |= times(calls, given.cell)
+            if tokens.is_cuda:
+                row["kernel_us"] = {name: kernels(call)[0] for name, call in calls.items()}
             operators = polytile.explain(compiled, tokens).operators
             row["left"] = [f"{each.operator}: {each.reason}" for each in operators if each.how == "library"]
             found.append(row)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu.grouped [--parts right products model] [--seconds 480]`: mixtures of experts on a GPU.
+"""`python -m benchmarks.gpu.grouped [--parts right products model] [--shapes 1x16 4x300] [--seconds 480]`: experts on a GPU.
 
 right     every config of a grouped product against float64, at groups of all kinds
 products  one dynamic compile beside torch._grouped_mm and a loop of torch.mm whose sizes the host knows, and the times of all
@@ -6,14 +6,15 @@ products  one dynamic compile beside torch._grouped_mm and a loop of torch.mm wh
           and the products of their weights' gradients
 model     two layers of Mixtral-8x7B at several shapes, eager and the peer's dynamic compile beside
 
-Times are kernel µs of one process, in turns. Results go to OUT/gpu_grouped.json as far as they have come.
+Times are kernel µs of one process, in turns. Results go to OUT/gpu_grouped.json as far as they have come; the parts that are not
+asked for stay there as they are.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from benchmarks.experts import Decoder, Sizes
 from benchmarks.gpu.candidates import kernel_us
 from benchmarks.gpu.product_cell import first_call
 from benchmarks.gpu.replay import kernel_times, wall_times
+from benchmarks.matmul import size_of
 from benchmarks.timing import geomean
 from polytile.compiler.programs import compiled_programs
 from polytile.dispatch.multikernel import MultiKernel
@@ -211,15 +213,16 @@ def products(result: dict[str, Any], deadline: float) -> None:
         print(result["products"][-1]["us"], form, name, rows, kind, flush=True)
 
 
-def model(result: dict[str, Any], deadline: float) -> None:
+def model(result: dict[str, Any], deadline: float, shapes: Sequence[tuple[int, ...]] = SHAPES) -> None:
     torch.manual_seed(0)
-    decoder = Decoder(Sizes()).to(DEVICE, BF16).eval()
+    with torch.device(DEVICE):
+        decoder = Decoder(Sizes()).to(BF16).eval()
     calls: dict[str, Callable[[Tensor], Tensor]] = {"eager": decoder}
     torch._dynamo.reset()
     calls["polytile"] = torch.compile(decoder, backend="polytile", dynamic=True, options={"persist": False})
     calls["peer"] = torch.compile(Decoder.forward.__get__(decoder), dynamic=True)
     with torch.inference_mode():
-        for shape in SHAPES:
+        for shape in shapes:
             if time.monotonic() > deadline:
                 return
             tokens = torch.randint(0, 32000, shape, device=DEVICE)
@@ -261,16 +264,20 @@ def report(result: dict[str, Any]) -> None:
 def main() -> None:
     parser = Command(__doc__, "gpu_grouped", report, gpu=True)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--shapes", nargs="+", type=size_of, default=SHAPES, help="of the model: batch and length, such as 4x300")
     parser.add_argument("--seconds", type=float, default=480)
     given = parser.parsed()
     torch._dynamo.config.recompile_limit = 64
-    began = time.monotonic()
-    result: dict[str, Any] = {"device": accelerator(), **{part: [] for part in PARTS}}
+    began, file = time.monotonic(), given.out / "gpu_grouped.json"
+    before: dict[str, Any] = record.read(file) if file.exists() else {}
+    result = {"device": accelerator()} | {part: [] if part in given.parts else before.get(part, []) for part in PARTS}
+    whole = functools.partial(model, shapes=given.shapes)
+    measures: dict[str, Callable[..., None]] = {"right": right, "products": products, "model": whole}
     for place, part in enumerate(given.parts):
         left = began + given.seconds - time.monotonic()
         deadline = time.monotonic() + left / (len(given.parts) - place)
         try:
-            {"right": right, "products": products, "model": model}[part](result, deadline)
+            measures[part](result, deadline)
         finally:
             record.write("gpu_grouped", result, given.out)
     report(result)
