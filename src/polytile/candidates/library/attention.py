@@ -24,6 +24,7 @@ from polytile.attention.arguments import Operands, operands, run_attention
 from polytile.attention.problem import AttentionProblem, Causal
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import PythonEntry
+from polytile.candidates.library.results import hand_over
 from polytile.cost import library_attention as prior
 from polytile.ir.attention import EMPTY
 from polytile.problem import Config, digest
@@ -72,12 +73,12 @@ class AttentionLibrary(Candidate):
         given = operands(self.problem, args)
         if self.problem.backward:
             for place, value in zip(given.gradients, self.gradients(given), strict=False):
-                place.copy_(value)
+                hand_over(place, value)
             return
         out, lse = self.run(given)
-        given.out.copy_(out)
+        hand_over(given.out, out)
         if given.lse is not None and lse is not None:
-            given.lse.copy_(lse)
+            hand_over(given.lse, lse)
 
 
 class MathLibrary(AttentionLibrary):
