@@ -61,8 +61,8 @@ class Facts:
         self._facts: dict[tuple[Any, ...], list[Any]] = {}
         """(kind, object, expected, name, version, length) by the kind, the object's address and the name."""
         self._constants: list[Any] = []
-        self._made: dict[int, types.MethodType] = {}
-        """Bound methods, by their addresses. They are made at each access, of a function and an object that facts are about."""
+        self._made: dict[int, Any] = {}
+        """Bound methods, and lists of comprehensions, by their addresses. They are made at each access, of what facts are about."""
         if sys.version_info < (3, 11):  # where sys._clear_type_cache() has versions of types come back, though not of this one
             self.version(self.constant(type("Cleared", (), {})))
 
@@ -164,6 +164,15 @@ class Facts:
         if self._by_rules(value, name) is not NOWHERE:
             raise Unknown(f"{value} has {name}")
 
+    def made(self, value: Any) -> Any:
+        """Takes note of an object that is made anew at each access. What it consists of is in facts."""
+        self._made[id(value)] = value
+        return value
+
+    def attribute_or_nothing(self, value: Any, name: str) -> Any:
+        """An object's attribute; NOWHERE if it has none."""
+        return self.attribute(value, name) if id(value) in self._made else self._by_rules(value, name)
+
     def attribute(self, value: Any, name: str) -> Any:
         """An object's attribute."""
         if id(value) in self._made:
@@ -239,9 +248,7 @@ class Facts:
             raise Unknown(f"{name} of {type(value)}")
         own = self.item(self.pointer(value, "__dict__"), name) if hasattr(value, "__dict__") else NOWHERE
         if own is NOWHERE and isinstance(of_class, types.FunctionType):
-            method = types.MethodType(of_class, value)
-            self._made[id(method)] = method
-            return method
+            return self.made(types.MethodType(of_class, value))
         if own is NOWHERE and hasattr(type(of_class), "__get__"):
             raise Unknown(f"{name} of {type(value)}")
         return of_class if own is NOWHERE else own

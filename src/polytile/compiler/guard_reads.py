@@ -283,11 +283,10 @@ class Reads:
             return self._attribute(self._value(node.value), node.attr, self.facts.attribute)
         if isinstance(node, ast.Subscript):
             return self._item(node)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "object.__getattribute__":
-            return self._attribute(self._value(node.args[0]), ast.literal_eval(node.args[1]), self.facts.generic)
         if isinstance(node, ast.Call) and not node.keywords:
-            self._call(node)
-        elif isinstance(node, (ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Compare, ast.IfExp)):
+            lookup = LOOKUPS.get(ast.unparse(node.func))
+            return self._call(node) if lookup is None else lookup(self, *node.args)
+        if isinstance(node, (ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Compare, ast.IfExp)):
             self._computed(node)
         else:
             raise Unknown(ast.unparse(node))
@@ -298,7 +297,32 @@ class Reads:
             raise Unknown(name)
         return read(value, name)
 
+    def _type(self, of: ast.expr) -> Any:
+        """type(object)"""
+        value = self._value(of)
+        if value is ARGUMENT:
+            raise Unknown(ast.unparse(of))
+        self.facts.type_of(value)
+        return type(value)
+
+    def _generic(self, of: ast.expr, name: ast.expr) -> Any:
+        """object.__getattribute__(object, name)"""
+        return self._attribute(self._value(of), ast.literal_eval(name), self.facts.generic)
+
+    def _item_of_dictionary(self, of: ast.expr, key: ast.expr) -> Any:
+        """dict.__getitem__(dictionary, key), whatever its class has"""
+        place = _place_of_key(key)
+        found = self._key(*place) if place else ast.literal_eval(key)
+        return self.facts.item(self._value(of), found)
+
+    def _key(self, of: ast.expr, place: int) -> Any:
+        """list(dict.keys(dictionary))[place]"""
+        return self.facts.all_items(self._value(of))[place][0]
+
     def _item(self, node: ast.Subscript) -> Any:
+        place = _place_of_key(node)
+        if place:
+            return self._key(*place)
         key = ast.literal_eval(node.slice)
         if isinstance(node.value, ast.Name) and node.value.id == "L":
             return self._local(key)
@@ -348,6 +372,13 @@ POINTERS: Mapping[str, str] = {
 }
 """Accessors that follow a pointer, and its name in Python."""
 
+LOOKUPS: Mapping[str, Callable[..., Any]] = {
+    "type": Reads._type,
+    "object.__getattribute__": Reads._generic,
+    "dict.__getitem__": Reads._item_of_dictionary,
+}
+"""What looks something up in expressions, by the function that is called."""
+
 VERSIONED = ("DictGetItemGuardAccessor",)
 """Accessors to what has a version: that of the dictionary which it is in."""
 
@@ -374,6 +405,15 @@ def _argument_of(accessor: Any) -> str:
     text = accessor.repr()
     named = re.fullmatch(r"FrameLocalsGuardAccessor\(key='(\w+)', framelocals_idx=\d+\)", text)
     return named[1] if named else _found(r"\w+\((.*)\)", text)
+
+
+def _place_of_key(node: ast.expr) -> tuple[ast.expr, int] | None:
+    """The dictionary and the place of `list(dict.keys(dictionary))[place]`; None if the expression is another one."""
+    match node:
+        case ast.Subscript(value=ast.Call(func=ast.Name("list"), args=[ast.Call() as keys]), slice=ast.Constant(value=int(place))):
+            if ast.unparse(keys.func) == "dict.keys" and len(keys.args) == 1:
+                return keys.args[0], place
+    return None
 
 
 def _key_of(text: str) -> Any:
