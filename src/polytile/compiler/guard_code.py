@@ -195,8 +195,9 @@ class _Way:
         self._see_builtin(name)
         match name, arguments:
             case "getattr", [of, ast.Constant(value=str(attribute)), default]:
-                found = self._facts.attribute_or_nothing(self._value(of), attribute)
-                return self._value(default) if found is NOWHERE else self._there(found)
+                owner, otherwise = self._value(of), self._value(default)
+                found = self._facts.attribute_or_nothing(owner, attribute)
+                return otherwise if found is NOWHERE else self._there(found)
             case "len", [of]:
                 return len(self._sequence(self._value(of)))
             case "all" | "any", [ast.GeneratorExp() as each]:
