@@ -42,7 +42,8 @@ LOOKUPS = {
             for key, kind in KINDS_N.items():
                 x = x * 2 if kind is type(self.layer_N) else x + 1
             x = x + 3 if type(self.layer_N) is type(self.other_N) else x""",
-        changes="""self.layer_N.__class__ = One_N | self.layer_N.__class__ = Two_N | self.layer_N = Two_N() | self.other_N = Two_N()
+        changes="""self.layer_N.__class__ = One_N | self.layer_N.__class__ = Two_N | self.layer_N = Two_N()
+            self.other_N = Two_N()
             KINDS_N['a'] = draw.choice((One_N, Two_N)) | KINDS_N['a'] = KINDS_N.pop('a') | KINDS_N['c'] = One_N
             KINDS_N.pop('c', None) | KINDS_N = Kinds_N(b=Two_N, a=One_N) | KINDS_N = Kinds_N(a=One_N, b=Two_N)
             KINDS_N[type('Key', (str,), {'__eq__': lambda self, other: True, '__hash__': str.__hash__})('a')] = Two_N""",
