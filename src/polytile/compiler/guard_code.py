@@ -206,7 +206,8 @@ class _Way:
 
     def _see_builtin(self, name: str) -> None:
         """Notes that a name is that of Python's own function."""
-        scopes = self._function.__globals__, self._function.__builtins__
+        function: Any = self._function
+        scopes = function.__globals__, function.__builtins__
         if name in self._variables or name not in BUILTINS:
             raise Unknown(name)
         for scope, wanted in zip(scopes, (NOWHERE, BUILTINS[name]), strict=True):
@@ -218,7 +219,7 @@ class _Way:
             raise Unknown(f"the elements of {type(value)}")
         self._facts.type_of(value)
         self._facts.length(value)
-        return value  # type: ignore[no-any-return]
+        return value
 
     def _elements(self, node: ast.ListComp | ast.GeneratorExp) -> Iterator[Any]:
         """What a comprehension gives for each element of one list or tuple."""

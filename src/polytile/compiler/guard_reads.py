@@ -359,10 +359,9 @@ class Reads:
 
     def _computed(self, node: ast.expr) -> None:
         if isinstance(node, ast.Compare) and any(isinstance(each, (ast.Is, ast.IsNot)) for each in node.ops):
-            for each in (node.left, *node.comparators):
-                value = self._value(each)
-                if value is ARGUMENT or value is ARGUMENTS:
-                    raise Unknown(ast.unparse(node))
+            values = [self._value(each) for each in (node.left, *node.comparators)]
+            if any(value is ARGUMENT or value is ARGUMENTS for value in values):
+                raise Unknown(ast.unparse(node))
             return
         for each in ast.iter_child_nodes(node):
             if isinstance(each, ast.expr):
@@ -422,12 +421,12 @@ def _argument_of(accessor: Any) -> str:
 
 def _place_of_key(node: ast.expr) -> tuple[ast.expr, int] | None:
     """The dictionary and the place of `list(dict.keys(dictionary))[place]`; None if the expression is another one."""
-    if not isinstance(node, ast.Subscript) or not isinstance(node.slice, ast.Constant) or not isinstance(node.value, ast.Call):
+    if not isinstance(node, ast.Subscript) or not isinstance(node.value, ast.Call):
         return None
     keys = node.value.args[0] if ast.unparse(node.value.func) == "list" and len(node.value.args) == 1 else None
     if not isinstance(keys, ast.Call) or ast.unparse(keys.func) != "dict.keys" or len(keys.args) != 1:
         return None
-    return keys.args[0], node.slice.value
+    return keys.args[0], int(ast.literal_eval(node.slice))
 
 
 def _key_of(text: str) -> Any:
