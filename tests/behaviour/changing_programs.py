@@ -12,6 +12,7 @@ import textwrap
 import types
 from typing import Any
 
+from tests.behaviour.changing_lookups import LOOKUPS
 from tests.behaviour.changing_parts import PARTS
 
 numbers = itertools.count()
@@ -61,8 +62,9 @@ class Program:
     def __init__(self, draw: random.Random) -> None:
         self.draw, self.log = draw, list[str]()
         parts = []
-        for name in draw.sample(sorted(PARTS), draw.choice((1, 2, 2, 3))):
-            part, number = PARTS[name], f"_{next(numbers)}"
+        every = PARTS | LOOKUPS
+        for name in draw.sample(sorted(every), draw.choice((1, 2, 2, 3))):
+            part, number = every[name], f"_{next(numbers)}"
             texts = (part.above, part.init, part.forward, part.changes, part.undo)
             parts.append([textwrap.dedent(text).strip().replace("_N", number) for text in texts])
         changes = [each.strip() for part in parts for each in part[3].replace("\n", " | ").split(" | ")]

@@ -14,7 +14,6 @@ from torch import Tensor
 from polytile.compiler.front_door import FrontDoor, door_of, install
 from polytile.compiler.guard_attributes import Facts
 from polytile.compiler.guard_code import NOWHERE, Unknown
-from polytile.compiler.guard_reads import Reads
 from polytile.counters import counters
 from polytile.runtime import entry, native
 
@@ -268,14 +267,6 @@ def test_versions_of_types_that_come_back_are_not_mistaken() -> None:
         Changes.answer = 2
         assert changes.answer == 2
     assert not holds(noted)
-
-
-def test_a_forward_of_any_arguments_has_no_memo() -> None:
-    def forward(*given: Any) -> Any:
-        return given[1]
-
-    with pytest.raises(Unknown):
-        Reads(facts(), forward, torch.nn.Identity())
 
 
 def test_what_is_absent_is_a_fact() -> None:

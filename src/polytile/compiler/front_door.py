@@ -31,6 +31,7 @@ from typing import Any
 import torch
 
 from polytile.compiler import frames, guard_reads, once, tiers
+from polytile.compiler.helpers import with_helpers
 from polytile.compiler.races import Races
 from polytile.counters import counters
 from polytile.errors import FrontDoorError
@@ -356,11 +357,11 @@ def as_function(code: types.CodeType, function: types.FunctionType) -> types.Fun
     """Compiled code as a function like the one that it was compiled from. Its graphs, which torch._dynamo.disable keeps from
     being traced in Python, need no such thing where the front door calls them; in the function's own globals C keeps them from
     it."""
-    names, scope, disabled = _globals_of(code), function.__globals__, _disabled_graphs(code, function)
-    graphs = {name: entry.in_c(graph._torchdynamo_orig_callable) for name, graph in disabled.items()}
+    scope, disabled = function.__globals__, _disabled_graphs(code, function)
+    code = with_helpers(code, scope)
+    names, graphs = _globals_of(code), {name: entry.in_c(graph._torchdynamo_orig_callable) for name, graph in disabled.items()}
     if all(name.startswith(INSTALLED) for name in names):
-        scope = {name: _in_c(scope[name], code) for name in names}
-        scope |= graphs
+        scope = {name: scope[name] for name in names} | graphs
     else:
         scope |= {name: entry.module().Graph(graph, disabled[name]) for name, graph in graphs.items()}
     compiled = types.FunctionType(code, scope, function.__name__, function.__defaults__, function.__closure__)
@@ -382,21 +383,6 @@ def _instead(code: types.CodeType, function: types.FunctionType) -> Callable[...
     """What serves calls in place of compiled code while its one graph waits for a program; None if nothing does."""
     graphs = [graph._torchdynamo_orig_callable for graph in _disabled_graphs(code, function).values()]
     return tiers.instead(graphs[0], function) if len(graphs) == 1 else None
-
-
-def _in_c(value: Any, code: types.CodeType) -> Any:
-    """`value`; in place of Dynamo's module of helpers one that has what `code` uses of it, in C where C can do it: what profiles
-    would show, as there is no front door under a profiler, and sizes."""
-    if value is not torch._dynamo.utils:
-        return value
-    loaded, helpers = entry.module(), types.ModuleType(value.__name__)
-    ours = {
-        "record_pregraph_bytecode_enter": loaded.do_nothing,
-        "record_pregraph_bytecode_exit": loaded.do_nothing,
-        "call_size": loaded.size_of,
-    }
-    vars(helpers).update({name: ours.get(name, attribute) for name, attribute in vars(value).items() if name in code.co_names})
-    return helpers
 
 
 def _is_disabled(value: Any) -> bool:

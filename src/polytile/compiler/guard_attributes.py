@@ -20,7 +20,7 @@ import torch
 from polytile.compiler.guard_code import NOWHERE, PLAIN, Unknown, follow
 
 TYPE, VERSION, POINTER, ITEMS, ALL_ITEMS, ELEMENTS, ATTRIBUTE = range(7)
-"""The kinds of facts of runtime/guard_memo.c."""
+"""The kinds of facts of runtime/guard_facts.c."""
 
 PYTHONS_OWN = tuple(
     vars(kind)["__getattribute__"] for kind in (object, types.ModuleType, types.SimpleNamespace, functools.partial)
@@ -36,11 +36,28 @@ TENSORS = (torch.Tensor, torch.nn.Parameter)
 MEMBERS = ("_parameters", "_buffers", "_modules")
 """The dictionaries in which `torch.nn.Module.__getattr__` looks for an attribute."""
 
+ACCESSORS = ("fget", "fset", "fdel")
+"""Attributes of properties that are pointers."""
+
 FOLLOWED = ("__code__", "__closure__", "__defaults__", "__kwdefaults__")
 """Attributes of functions that are pointers."""
 
 IN_C = (types.MemberDescriptorType, types.GetSetDescriptorType)
 """Types of attributes of a class that compute those of an object in C."""
+
+GETTERS = [
+    vars(kind)[name]
+    for kind, names in (
+        (type, ("__name__", "__qualname__", "__module__")),
+        (types.FunctionType, ("__name__", "__qualname__")),
+        (types.BuiltinFunctionType, ("__name__",)),
+        (torch.device, ("type", "index")),
+        (torch.dtype, ("is_floating_point", "is_complex", "itemsize")),
+    )
+    for name in names
+]
+"""Getters in C that run no Python code. Others may: those of tensors call `__torch_function__`, those of extensions
+whatever they like. A member's value lies in the object, and is taken from there."""
 
 THEMSELVES = (types.FunctionType, types.WrapperDescriptorType, types.MethodDescriptorType)
 """Types of attributes of a class that are read of the class as they are."""
@@ -61,8 +78,8 @@ class Facts:
         self._facts: dict[tuple[Any, ...], list[Any]] = {}
         """(kind, object, expected, name, version, length) by the kind, the object's address and the name."""
         self._constants: list[Any] = []
-        self._made: dict[int, types.MethodType] = {}
-        """Bound methods, by their addresses. They are made at each access, of a function and an object that facts are about."""
+        self._made: dict[int, Any] = {}
+        """Bound methods and lists of comprehensions, by their addresses. Each access makes them, of what facts are about."""
         if sys.version_info < (3, 11):  # where sys._clear_type_cache() has versions of types come back, though not of this one
             self.version(self.constant(type("Cleared", (), {})))
 
@@ -164,6 +181,15 @@ class Facts:
         if self._by_rules(value, name) is not NOWHERE:
             raise Unknown(f"{value} has {name}")
 
+    def made(self, value: Any) -> Any:
+        """Takes note of an object that is made anew at each access. What it consists of is in facts."""
+        self._made[id(value)] = value
+        return value
+
+    def attribute_or_nothing(self, value: Any, name: str) -> Any:
+        """An object's attribute; NOWHERE if it has none."""
+        return self.attribute(value, name) if id(value) in self._made else self._by_rules(value, name)
+
     def attribute(self, value: Any, name: str) -> Any:
         """An object's attribute."""
         if id(value) in self._made:
@@ -172,8 +198,8 @@ class Facts:
             return getattr(value, name)
         if isinstance(value, types.CellType) or (isinstance(value, types.FunctionType) and name in FOLLOWED):
             return self.pointer(value, name)
-        if type(value) is property and name in ("fget", "fset", "fdel"):  # which never change
-            return getattr(value, name)
+        if type(value) is property and name in ACCESSORS:
+            return self.pointer(value, name)
         found = self._attribute_of_type(value, name) if isinstance(value, type) else self._by_rules(value, name)
         if found is NOWHERE:
             raise Unknown(f"{name} of {type(value)}")
@@ -232,16 +258,14 @@ class Facts:
         if name == "__dict__":
             return self.pointer(value, name)
         if type(of_class) is property and isinstance(of_class.fget, types.FunctionType):
-            return follow(self, of_class.fget, (value,))
+            return follow(self, self._getter(of_class), (value,))
         if type(of_class) in IN_C:
-            return self._read(value, name)
+            return self._read(of_class, value, name)
         if _is_data_descriptor(of_class):
             raise Unknown(f"{name} of {type(value)}")
         own = self.item(self.pointer(value, "__dict__"), name) if hasattr(value, "__dict__") else NOWHERE
         if own is NOWHERE and isinstance(of_class, types.FunctionType):
-            method = types.MethodType(of_class, value)
-            self._made[id(method)] = method
-            return method
+            return self.made(types.MethodType(of_class, value))
         if own is NOWHERE and hasattr(type(of_class), "__get__"):
             raise Unknown(f"{name} of {type(value)}")
         return of_class if own is NOWHERE else own
@@ -262,14 +286,21 @@ class Facts:
             raise Unknown(f"attributes of {kind}")
         found, of_class = self._of_class(value, name), self._of_class(kind, name)
         if type(of_class) in IN_C:
-            return self._read(value, name)
+            return self._read(of_class, value, name)
         is_itself = isinstance(found, THEMSELVES) or (found is not NOWHERE and not hasattr(type(found), "__get__"))
         if _is_data_descriptor(of_class) or not is_itself:
             raise Unknown(f"{name} of {value}")
         return found
 
-    def _read(self, value: Any, name: str) -> Any:
-        """An attribute that C code computes, and that the launcher reads in each call; NOWHERE if it raises AttributeError."""
+    def _getter(self, computes: property) -> types.FunctionType:
+        """The function of a property, which `__init__` may give another one. It is owned, so that no other has its address."""
+        getter: types.FunctionType = self.constant(self.pointer(computes, "fget"))
+        return getter
+
+    def _read(self, getter: Any, value: Any, name: str) -> Any:
+        """An attribute that `getter` computes in C. The launcher reads it in each call. NOWHERE if that raises AttributeError."""
+        if type(getter) is types.GetSetDescriptorType and not any(getter is each for each in GETTERS):
+            raise Unknown(f"{name} of {type(value)}, computed in C")
         try:
             found = (type if isinstance(value, type) else object).__getattribute__(value, name)
         except AttributeError:

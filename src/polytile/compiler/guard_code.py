@@ -25,9 +25,11 @@ NOWHERE = object()
 PLAIN = (int, float, complex, str, bytes, bool, type(None), types.CodeType)
 """Types of values that lead to no others."""
 
-PARTS = ("co_code", "co_names", "co_consts", "co_varnames", "co_freevars", "co_cellvars", "co_argcount")
-"""What makes code objects do the same."""
+PARTS = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount")
+"""What makes code objects do the same, besides their constants."""
 
+BUILTINS = {each.__name__: each for each in (all, any, getattr, len, super)}
+"""Python's own functions that followed code may call."""
 
 FUTURE = functools.reduce(lambda flags, name: flags | getattr(__future__, name).compiler_flag, __future__.all_feature_names, 0)
 """Flags of code for which a `from __future__ import` was in force."""
@@ -68,10 +70,22 @@ def _body(code: types.CodeType) -> tuple[ast.stmt, ...]:
 def _parsed(code: types.CodeType, source: str) -> tuple[ast.stmt, ...]:
     text = "class Followed:\n" + source if source[:1].isspace() else source
     made = compile(text, "", "exec", code.co_flags & FUTURE, dont_inherit=True)
-    if not any(all(getattr(each, part) == getattr(code, part) for part in PARTS) for each in _codes_in(made)):
+    if not any(_do_the_same(each, code) for each in _codes_in(made)):
         return ()
     definition = ast.parse(textwrap.dedent(source)).body[0]
     return tuple(definition.body) if isinstance(definition, ast.FunctionDef) else ()
+
+
+def _do_the_same(one: types.CodeType, other: types.CodeType) -> bool:
+    if len(one.co_consts) != len(other.co_consts) or any(getattr(one, part) != getattr(other, part) for part in PARTS):
+        return False
+    return all(map(_is_same_constant, one.co_consts, other.co_consts))
+
+
+def _is_same_constant(one: Any, other: Any) -> bool:
+    if isinstance(one, types.CodeType) and isinstance(other, types.CodeType):  # of a comprehension
+        return _do_the_same(one, other)
+    return type(one) is type(other) and repr(one) == repr(other)  # 1 is not 1.0
 
 
 def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -122,6 +136,10 @@ class _Way:
             return self._there(self._item(self._value(node.value), self._value(node.slice)))
         if isinstance(node, ast.Call) and not node.keywords and len(node.args) == 1 and isinstance(node.func, ast.Attribute):
             return self._call(node.func, self._value(node.args[0]))
+        if isinstance(node, ast.Call) and not node.keywords and isinstance(node.func, ast.Name):
+            return self._call_builtin(node.func.id, node.args)
+        if isinstance(node, ast.ListComp):
+            return self._facts.made(list(self._elements(node)))
         if isinstance(node, ast.BoolOp):
             return self._first(node)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
@@ -159,7 +177,7 @@ class _Way:
 
     def _call(self, function: ast.Attribute, argument: Any) -> Any:
         """super().__getattribute__(argument), or the method `get` of a dictionary."""
-        if ast.unparse(function) == "super().__getattribute__" and isinstance(argument, str):
+        if ast.unparse(function) == "super().__getattribute__" and isinstance(argument, str) and self._self is not NOWHERE:
             return self._there(self._facts.attribute_after(self._self, self._own_class(), argument))
         if function.attr == "get":
             found = self._item(self._value(function.value), argument)
@@ -168,14 +186,55 @@ class _Way:
 
     def _own_class(self) -> Any:
         """The class that `super()` comes after."""
-        function: Any = self._function
-        scopes = function.__globals__, function.__builtins__
-        if [self._facts.item(scope, "super") for scope in scopes] != [NOWHERE, super]:
-            raise Unknown("super")
+        self._see_builtin("super")
         cells = dict(zip(self._function.__code__.co_freevars, self._function.__closure__ or (), strict=True))
         return self._facts.pointer(cells["__class__"], "cell_contents")
+
+    def _call_builtin(self, name: str, arguments: list[ast.expr]) -> Any:
+        """getattr(object, name, default), len(sequence), and all() and any() of a comprehension, as far as they go."""
+        self._see_builtin(name)
+        match name, arguments:
+            case "getattr", [of, ast.Constant(value=str(attribute)), default]:
+                owner, otherwise = self._value(of), self._value(default)
+                found = self._facts.attribute_or_nothing(owner, attribute)
+                return otherwise if found is NOWHERE else self._there(found)
+            case "len", [of]:
+                return len(self._sequence(self._value(of)))
+            case "all" | "any", [ast.GeneratorExp() as each]:
+                return (all if name == "all" else any)(map(self._is_true, self._elements(each)))
+        raise Unknown(name)
+
+    def _see_builtin(self, name: str) -> None:
+        """Notes that a name is that of Python's own function."""
+        function: Any = self._function
+        scopes = function.__globals__, function.__builtins__
+        if name in self._variables or name not in BUILTINS:
+            raise Unknown(name)
+        for scope, wanted in zip(scopes, (NOWHERE, BUILTINS[name]), strict=True):
+            if self._facts.item(scope, name) is not wanted:
+                raise Unknown(name)
+
+    def _sequence(self, value: Any) -> list[Any] | tuple[Any, ...]:
+        if type(value) not in (list, tuple):
+            raise Unknown(f"the elements of {type(value)}")
+        self._facts.type_of(value)
+        self._facts.length(value)
+        return value
+
+    def _elements(self, node: ast.ListComp | ast.GeneratorExp) -> Iterator[Any]:
+        """What a comprehension gives for each element of one list or tuple."""
+        loop = node.generators[0]
+        if len(node.generators) > 1 or loop.ifs or loop.is_async or not isinstance(loop.target, ast.Name):
+            raise Unknown(ast.unparse(node))
+        for each in self._sequence(self._value(loop.iter)):
+            self._facts.type_of(each)
+            inside = _Way(self._facts, self._function, self._variables | {loop.target.id: each})
+            inside._self = NOWHERE  # which `super()` does not find there
+            yield inside._value(node.elt)
 
     def _there(self, value: Any) -> Any:
         if value is NOWHERE:
             raise _Missing
+        if type(value) in PLAIN:  # of which the code may compare the contents: no other value may get its address
+            self._facts.constant(value)
         return value

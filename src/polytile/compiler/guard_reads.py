@@ -3,7 +3,7 @@
 A tree of guards goes from the function's globals, closure and module through attributes and items to values, and compares these.
 `Reads` goes the same way and notes a *fact* for each step: what a dictionary has under a key, what type an object has, what
 a function's code is. As long as all facts hold, the guards read the same objects, and answer as before. The launcher compares
-facts in less time, as one version stands for all items of a dictionary (runtime/guard_memo.c).
+facts in less time, as one version stands for all items of a dictionary (runtime/guard_facts.c).
 
 This holds because of what guards compare. A value that is compared by its contents is immutable (`_is_constant`), or its
 contents are facts themselves. Of an attribute that Python code computes, what the code reads is a fact (guard_code.py). Of the
@@ -36,6 +36,9 @@ log = logging.getLogger("polytile")
 
 ARGUMENT = object()
 """What stands for an argument of a call, or something in one."""
+
+ARGUMENTS = object()
+"""What stands for the tuple of all positional arguments of a forward that does not name its module, which comes first."""
 
 END = object()
 
@@ -111,10 +114,11 @@ class Reads:
         self._locals: dict[str, Any] = dict.fromkeys(names, ARGUMENT)
         for name in self._changeable_defaults():
             del self._locals[name]
-        if module is not None and code.co_argcount == 0:
-            raise Unknown("a module among the items of an argument")
-        if module is not None:
+        self._module = module
+        if module is not None and code.co_argcount > 0:
             self._locals[names[0]] = module
+        elif module is not None:  # forward(*args)
+            self._locals[names[code.co_kwonlyargcount]] = ARGUMENTS
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             if name not in self._locals:
                 self._locals[name] = cell
@@ -157,6 +161,8 @@ class Reads:
         value = self._local(name)
         if value is ARGUMENT:
             self._argument(manager)
+        elif value is ARGUMENTS:
+            self._argument(manager, place_of_module=0)
         else:
             self._go_to(manager, value)
 
@@ -164,7 +170,7 @@ class Reads:
         value = self._locals[name]
         return self.facts.pointer(value, "cell_contents") if isinstance(value, types.CellType) else value
 
-    def _argument(self, manager: Any) -> None:
+    def _argument(self, manager: Any, place_of_module: int | None = None) -> None:
         for leaf in manager.get_leaf_guards():
             kind = type(leaf).__name__
             plain = kind == "ID_MATCH" and not issubclass(manager.get_type_of_guarded_value(), torch.Tensor)
@@ -173,7 +179,10 @@ class Reads:
         for accessor, child in zip(manager.get_accessors(), manager.get_child_managers(), strict=True):
             if type(accessor).__name__ not in ITEMS_OF_ARGUMENTS:
                 raise Unknown(type(accessor).__name__)
-            self._argument(child)
+            if place_of_module is not None and ast.literal_eval(_argument_of(accessor)) == place_of_module:
+                self._go_to(child, self._module)
+            else:
+                self._argument(child)
         if type(manager) is dynamo.DictGuardManager:
             for each in itertools.chain.from_iterable(manager.get_key_value_managers().values()):
                 if each is not None:
@@ -283,26 +292,52 @@ class Reads:
             return self._attribute(self._value(node.value), node.attr, self.facts.attribute)
         if isinstance(node, ast.Subscript):
             return self._item(node)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "object.__getattribute__":
-            return self._attribute(self._value(node.args[0]), ast.literal_eval(node.args[1]), self.facts.generic)
         if isinstance(node, ast.Call) and not node.keywords:
-            self._call(node)
-        elif isinstance(node, (ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Compare, ast.IfExp)):
+            lookup = LOOKUPS.get(ast.unparse(node.func))
+            return self._call(node) if lookup is None else lookup(self, *node.args)
+        if isinstance(node, (ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Compare, ast.IfExp)):
             self._computed(node)
         else:
             raise Unknown(ast.unparse(node))
         return None
 
     def _attribute(self, value: Any, name: str, read: Callable[[Any, str], Any]) -> Any:
-        if value is ARGUMENT:
+        if value is ARGUMENT or value is ARGUMENTS:
             raise Unknown(name)
         return read(value, name)
 
+    def _type(self, of: ast.expr) -> Any:
+        """type(object)"""
+        value = self._value(of)
+        if value is ARGUMENT or value is ARGUMENTS:
+            raise Unknown(ast.unparse(of))
+        self.facts.type_of(value)
+        return type(value)
+
+    def _generic(self, of: ast.expr, name: ast.expr) -> Any:
+        """object.__getattribute__(object, name)"""
+        return self._attribute(self._value(of), ast.literal_eval(name), self.facts.generic)
+
+    def _item_of_dictionary(self, of: ast.expr, key: ast.expr) -> Any:
+        """dict.__getitem__(dictionary, key), whatever its class has"""
+        place = _place_of_key(key)
+        found = self._key(*place) if place else ast.literal_eval(key)
+        return self.facts.item(self._value(of), found)
+
+    def _key(self, of: ast.expr, place: int) -> Any:
+        """list(dict.keys(dictionary))[place]"""
+        return self.facts.all_items(self._value(of))[place][0]
+
     def _item(self, node: ast.Subscript) -> Any:
+        place = _place_of_key(node)
+        if place:
+            return self._key(*place)
         key = ast.literal_eval(node.slice)
         if isinstance(node.value, ast.Name) and node.value.id == "L":
             return self._local(key)
         value = self._value(node.value)
+        if value is ARGUMENTS:
+            return self._module if key == 0 else ARGUMENT
         return value if value is ARGUMENT or value is None else self.facts.subscript(value, key)
 
     def _call(self, node: ast.Call) -> None:
@@ -324,7 +359,8 @@ class Reads:
 
     def _computed(self, node: ast.expr) -> None:
         if isinstance(node, ast.Compare) and any(isinstance(each, (ast.Is, ast.IsNot)) for each in node.ops):
-            if any(self._value(each) is ARGUMENT for each in (node.left, *node.comparators)):
+            values = [self._value(each) for each in (node.left, *node.comparators)]
+            if any(value is ARGUMENT or value is ARGUMENTS for value in values):
                 raise Unknown(ast.unparse(node))
             return
         for each in ast.iter_child_nodes(node):
@@ -347,6 +383,13 @@ POINTERS: Mapping[str, str] = {
     "FuncKwDefaultsGuardAccessor": "__kwdefaults__",
 }
 """Accessors that follow a pointer, and its name in Python."""
+
+LOOKUPS: Mapping[str, Callable[..., Any]] = {
+    "type": Reads._type,
+    "object.__getattribute__": Reads._generic,
+    "dict.__getitem__": Reads._item_of_dictionary,
+}
+"""What looks something up in expressions, by the function that is called."""
 
 VERSIONED = ("DictGetItemGuardAccessor",)
 """Accessors to what has a version: that of the dictionary which it is in."""
@@ -374,6 +417,16 @@ def _argument_of(accessor: Any) -> str:
     text = accessor.repr()
     named = re.fullmatch(r"FrameLocalsGuardAccessor\(key='(\w+)', framelocals_idx=\d+\)", text)
     return named[1] if named else _found(r"\w+\((.*)\)", text)
+
+
+def _place_of_key(node: ast.expr) -> tuple[ast.expr, int] | None:
+    """The dictionary and the place of `list(dict.keys(dictionary))[place]`; None if the expression is another one."""
+    if not isinstance(node, ast.Subscript) or not isinstance(node.value, ast.Call):
+        return None
+    keys = node.value.args[0] if ast.unparse(node.value.func) == "list" and len(node.value.args) == 1 else None
+    if not isinstance(keys, ast.Call) or ast.unparse(keys.func) != "dict.keys" or len(keys.args) != 1:
+        return None
+    return keys.args[0], int(ast.literal_eval(node.slice))
 
 
 def _key_of(text: str) -> Any:

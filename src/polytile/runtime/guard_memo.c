@@ -5,47 +5,13 @@
    the arguments of calls for which all guards held. If every fact is as it was, and the arguments are like those of a
    signature, then the guards would read the same again, and so they hold.
 
-   Facts come in the order in which guards reach them. A fact's object is not owned: the facts before it say that it is
-   still where it was found. No Python code runs from the first fact to the last: other threads do not either. Facts that
-   make objects come last, and own what they are about, as the collector may run then. A dictionary has a version that
-   never comes back (PEP 509), so that one comparison stands for all of its items; if it has changed, the items are
-   compared. Python 3.13 has no such versions, and no memos. */
+   Facts (guard_facts.c) come in the order in which guards reach them. No Python code runs from the first fact to the last:
+   other threads do not either. Facts that make objects come last, and own what they are about, as the collector may run then.
+   Python 3.13 has no versions of dictionaries, and no memos. */
 
-#if PY_VERSION_HEX < 0x030D0000
-#define POLYTILE_HAS_MEMOS 1
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* ma_version_tag, from Python 3.12 on */
-#define VERSION_OF(dict) (((PyDictObject *)(dict))->ma_version_tag)
-#else
-#define POLYTILE_HAS_MEMOS 0
-#define VERSION_OF(dict) ((uint64_t)0)
-#endif
-
-enum { MAX_GIVEN = 128, SIGNATURES = 8, CREDIT = 64, PRICE = 8, AHEAD = 16, SPENT = 32 };
+enum { MAX_GIVEN = 128, SIGNATURES = 8, CREDIT = 64, PRICE = 8, AHEAD = 16, SPENT = 32, TOGETHER = 16 };
 
 static int32_t (*offset_in_storage)(void *tensor, int64_t *offset); /* set by configure_entries() */
-
-typedef enum {
-    TYPE,      /* an object's type; with a version, it can only have changed if a dictionary has */
-    VERSION,   /* a type's version */
-    POINTER,   /* a pointer in an object */
-    ITEMS,     /* items of a dictionary */
-    ALL_ITEMS, /* all of them, in order */
-    ELEMENTS,  /* those of a list or tuple, all of them */
-    ATTRIBUTE, /* an attribute that C code computes */
-    KINDS
-} FactKind;
-
-typedef struct {
-    FactKind kind;
-    int length;         /* of a dictionary; -1: any */
-    PyObject *object;   /* borrowed */
-    PyObject *expected; /* a type, what the pointer points to, an attribute's value: borrowed; for items and elements a tuple */
-    union {
-        PyObject **pointer; /* of a POINTER, in the object */
-        PyObject *name;     /* of an attribute */
-        uint64_t version;   /* of a type or dictionary; 0: items have not been compared */
-    };
-} Fact;
 
 typedef struct { /* arguments for which all guards held */
     PyObject *values;  /* a tuple: a number of the like, or a tensor's storage offset in a list */
@@ -62,89 +28,13 @@ typedef struct {
     PyObject *owned;      /* tuples of facts, and constants among what they expect, so that no other object gets their addresses */
     PyObject *modes;      /* ((callable, result), ...): torch's modes */
     PyObject *make_check; /* (*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None) -> checker of tensors */
-    PyObject *check;      /* that of the statics */
+    PyObject *checks;     /* those of the statics, TOGETHER in each: a checker of many is slow, as it looks for tensors given twice */
     int refuted;          /* calls in a row for which guards held and facts did not: the type of something has changed for good */
     char changed;         /* whether a dictionary has changed since all facts held */
     Signature signatures[SIGNATURES];
 } Memo;
 
 /* ---- facts ---- */
-
-static int items_are(const Fact *fact)
-{
-    if (fact->length >= 0 && PyDict_GET_SIZE(fact->object) != fact->length)
-        return 0;
-    for (Py_ssize_t i = 0; i + 1 < PyTuple_GET_SIZE(fact->expected); i += 2) {
-        PyObject *address = PyTuple_GET_ITEM(fact->expected, i + 1); /* of the value, which is not owned; 0: none */
-        if (PyDict_GetItemWithError(fact->object, PyTuple_GET_ITEM(fact->expected, i)) != PyLong_AsVoidPtr(address))
-            return 0;
-    }
-    return 1;
-}
-
-static int all_items_are(const Fact *fact)
-{
-    PyObject *key, *value;
-    Py_ssize_t at = 0, i = 0, count = PyTuple_GET_SIZE(fact->expected);
-    if (2 * PyDict_GET_SIZE(fact->object) != count)
-        return 0;
-    for (; PyDict_Next(fact->object, &at, &key, &value) && i + 1 < count; i += 2)
-        if (key != PyTuple_GET_ITEM(fact->expected, i) || value != PyLong_AsVoidPtr(PyTuple_GET_ITEM(fact->expected, i + 1)))
-            return 0;
-    return i == count;
-}
-
-static int elements_are(const Fact *fact)
-{
-    Py_ssize_t count = PyTuple_GET_SIZE(fact->expected);
-    if (Py_SIZE(fact->object) != count)
-        return 0;
-    PyObject **elements = PySequence_Fast_ITEMS(fact->object);
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (elements[i] != PyLong_AsVoidPtr(PyTuple_GET_ITEM(fact->expected, i)))
-            return 0;
-    return 1;
-}
-
-static int attribute_is(const Fact *fact)
-{
-    getattrofunc get = PyType_Check(fact->object) ? PyType_Type.tp_getattro : PyObject_GenericGetAttr;
-    PyObject *value = get(fact->object, fact->name);
-    int same = value == fact->expected; /* which the memo owns; NULL: there is none */
-    Py_XDECREF(value);
-    PyErr_Clear();
-    return same;
-}
-
-/* `changed` is set where a dictionary has changed, until all facts have been seen to hold. */
-static int is_as_before(Fact *fact, char *changed)
-{
-    switch (fact->kind) {
-    case TYPE:
-        return (fact->version != 0 && !*changed) || (PyObject *)Py_TYPE(fact->object) == fact->expected;
-    case VERSION:
-        return ((PyTypeObject *)fact->object)->tp_version_tag == fact->version;
-    case POINTER:
-        return *fact->pointer == fact->expected;
-    case ITEMS:
-    case ALL_ITEMS: {
-        uint64_t version = VERSION_OF(fact->object);
-        if (version == fact->version)
-            return 1;
-        *changed = 1;
-        if (!(fact->kind == ITEMS ? items_are(fact) : all_items_are(fact)))
-            return 0;
-        fact->version = version;
-        return 1;
-    }
-    case ELEMENTS:
-        return elements_are(fact);
-    case ATTRIBUTE:
-        return attribute_is(fact);
-    default:
-        return 0;
-    }
-}
 
 static int modes_are(Memo *self)
 {
@@ -177,7 +67,29 @@ static void load_ahead(Memo *self, Py_ssize_t i)
         __builtin_prefetch(self->facts[i].kind == POINTER ? (void *)self->facts[i].pointer : (void *)self->facts[i].object);
 }
 
-static int statics_are(Memo *self, PyObject *tuple)
+/* How many of the statics their check number `i` is about. */
+static Py_ssize_t count_of(Memo *self, Py_ssize_t i)
+{
+    Py_ssize_t left = self->static_count - i * TOGETHER;
+    return left < TOGETHER ? left : TOGETHER;
+}
+
+/* Tuples for checks of the statics; NULL and an exception on failure. */
+static PyObject *tuples_for_checks(Memo *self)
+{
+    Py_ssize_t count = PyTuple_GET_SIZE(self->checks);
+    PyObject *tuples = PyTuple_New(count);
+    for (Py_ssize_t i = 0; tuples != NULL && i < count; i++) {
+        PyObject *tuple = PyTuple_New(count_of(self, i));
+        if (tuple == NULL)
+            Py_CLEAR(tuples);
+        else
+            PyTuple_SET_ITEM(tuples, i, tuple);
+    }
+    return tuples;
+}
+
+static int statics_are(Memo *self, PyObject *tuples)
 {
     for (Py_ssize_t i = 0; i < self->static_count; i++) {
         char *tensor = *(char **)((char *)self->statics[i] + configured.handle_offset);
@@ -185,7 +97,11 @@ static int statics_are(Memo *self, PyObject *tuple)
         __builtin_prefetch(tensor + 64);
         __builtin_prefetch(tensor + 128);
     }
-    return call_check(self->check, tuple, self->statics, self->static_count);
+    int same = tuples != NULL;
+    for (Py_ssize_t i = 0; same && i < PyTuple_GET_SIZE(self->checks); i++)
+        same = call_check(PyTuple_GET_ITEM(self->checks, i), Py_NewRef(PyTuple_GET_ITEM(tuples, i)), self->statics + i * TOGETHER,
+                          count_of(self, i));
+    return same;
 }
 
 /* The number of the first fact that does not hold, or that makes an object. */
@@ -203,17 +119,15 @@ static Py_ssize_t pass_facts(Memo *self)
 static int all_facts_hold(Memo *self)
 {
     char before = self->changed;
-    PyObject *tuple = self->static_count == 0 ? NULL : PyTuple_New(self->static_count);
+    PyObject *tuples = tuples_for_checks(self);
     Py_ssize_t i = pass_facts(self);
     if (self->changed != before)
         i = pass_facts(self); /* with the types that precede what has changed */
     int as_before = i == self->facts_count || self->facts[i].kind == ATTRIBUTE;
     if (as_before)
         self->changed = 0;
-    if (as_before && self->static_count > 0)
-        as_before = statics_are(self, tuple);
-    else
-        Py_XDECREF(tuple);
+    as_before = as_before && statics_are(self, tuples);
+    Py_XDECREF(tuples);
     for (; as_before && i < self->facts_count; i++)
         as_before = is_as_before(&self->facts[i], &self->changed);
     as_before = as_before && modes_are(self);
@@ -341,6 +255,21 @@ static PyObject *checker_of(Memo *self, PyObject *const *tensors, Py_ssize_t cou
     return check;
 }
 
+/* Makes the checks of the statics. 0, or -1 with an exception. */
+static int make_checks(Memo *self)
+{
+    Py_ssize_t count = (self->static_count + TOGETHER - 1) / TOGETHER;
+    self->checks = PyTuple_New(count);
+    for (Py_ssize_t i = 0; self->checks != NULL && i < count; i++) {
+        PyObject *check = checker_of(self, self->statics + i * TOGETHER, count_of(self, i));
+        if (check == NULL)
+            Py_CLEAR(self->checks);
+        else
+            PyTuple_SET_ITEM(self->checks, i, check);
+    }
+    return self->checks == NULL ? -1 : 0;
+}
+
 /* Keeps the arguments of a call for which all guards have just held. Calls that are never alike are soon kept no more. Returns
    whether the memo is of no use any more: guards hold time and again, and its facts do not. */
 static int memo_learns(PyObject *object, PyObject *const *given, Py_ssize_t count, PyObject *names)
@@ -367,49 +296,6 @@ static int memo_learns(PyObject *object, PyObject *const *given, Py_ssize_t coun
 }
 
 /* ---- the object ---- */
-
-/* The pointer in an object that has this name in Python; NULL: it has none. */
-static PyObject **pointer_in(PyObject *object, const char *name)
-{
-    if (strcmp(name, "__dict__") == 0)
-        return _PyObject_GetDictPtr(object);
-    if (PyCell_Check(object) && strcmp(name, "cell_contents") == 0)
-        return &((PyCellObject *)object)->ob_ref;
-    if (!PyFunction_Check(object))
-        return NULL;
-    PyFunctionObject *function = (PyFunctionObject *)object;
-    if (strcmp(name, "__code__") == 0)
-        return &function->func_code;
-    if (strcmp(name, "__closure__") == 0)
-        return &function->func_closure;
-    if (strcmp(name, "__defaults__") == 0)
-        return &function->func_defaults;
-    return strcmp(name, "__kwdefaults__") == 0 ? &function->func_kwdefaults : NULL;
-}
-
-/* Reads a fact: (kind, object, expected, name, version, length), where what is expected is an address, or a tuple with
-   addresses. 0, or -1 with an exception. */
-static int read_fact(PyObject *given, Fact *fact)
-{
-    int kind;
-    PyObject *expected, *name;
-    unsigned long long version;
-    if (!PyArg_ParseTuple(given, "iOOUKi", &kind, &fact->object, &expected, &name, &version, &fact->length))
-        return -1;
-    PyObject **pointer = kind == POINTER ? pointer_in(fact->object, PyUnicode_AsUTF8(name)) : NULL;
-    int is_tuple = kind == ITEMS || kind == ALL_ITEMS || kind == ELEMENTS, fits = is_tuple ? PyTuple_Check(expected) : PyLong_Check(expected);
-    if (kind < 0 || kind >= KINDS || !fits || (kind == POINTER && pointer == NULL))
-        return PyErr_Format(PyExc_ValueError, "Memo: %R is no fact", given), -1;
-    fact->kind = (FactKind)kind;
-    if (kind == POINTER)
-        fact->pointer = pointer;
-    else if (kind == ATTRIBUTE)
-        fact->name = name;
-    else
-        fact->version = version;
-    fact->expected = is_tuple ? expected : PyLong_AsVoidPtr(expected);
-    return 0;
-}
 
 static PyObject *call_memo(PyObject *object, PyObject *const *given, size_t flagged, PyObject *names)
 {
@@ -443,8 +329,7 @@ static PyObject *memo_new(PyTypeObject *type, PyObject *parsed, PyObject *keywor
         failed = read_fact(PyTuple_GET_ITEM(facts, i), &self->facts[i]) < 0;
     for (Py_ssize_t i = 0; !failed && i < self->static_count; i++)
         self->statics[i] = PyTuple_GET_ITEM(tensors, i);
-    if (!failed && self->static_count > 0)
-        failed = (self->check = checker_of(self, self->statics, self->static_count)) == NULL;
+    failed = failed || make_checks(self) < 0;
     if (!failed && !all_facts_hold(self))
         PyErr_SetString(PyExc_ValueError, "Memo: a fact has changed");
     if (PyErr_Occurred())
@@ -480,7 +365,7 @@ static void memo_dealloc(PyObject *object)
     memo_clear(object);
     Py_XDECREF(self->modes);
     Py_XDECREF(self->make_check);
-    Py_XDECREF(self->check);
+    Py_XDECREF(self->checks);
     PyMem_Free(self->facts);
     PyMem_Free(self->statics);
     type->tp_free(self);
