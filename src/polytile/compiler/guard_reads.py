@@ -79,7 +79,7 @@ class Making:
         if not self.done and not self._parts.gi_running:  # in another thread
             try:
                 self.done = next(self._parts, END) is END
-            except (Unknown, AttributeError, LookupError, SyntaxError, ValueError) as why:
+            except Exception as why:  # Unknown, or whatever a class of the user's raises when it is looked at: it has no memo
                 self.done = True
                 log.debug("guards of %s are evaluated in each call: %s", self.function.__qualname__, why)
         return self.memo if self.done else self

@@ -135,10 +135,12 @@ static PyObject **pointer_in(PyObject *object, const char *name)
     if (PyCell_Check(object) && strcmp(name, "cell_contents") == 0)
         return &((PyCellObject *)object)->ob_ref;
     if (Py_IS_TYPE(object, &PyProperty_Type)) {
-        PyObject *member = PyDict_GetItemString(PyProperty_Type.tp_dict, name);
-        return member != NULL && Py_IS_TYPE(member, &PyMemberDescr_Type)
-                   ? (PyObject **)((char *)object + ((PyMemberDescrObject *)member)->d_member->offset)
-                   : NULL;
+        PyObject *member = PyObject_GetAttrString((PyObject *)&PyProperty_Type, name); /* Python 3.12 has no tp_dict of it */
+        int known = member != NULL && Py_IS_TYPE(member, &PyMemberDescr_Type);
+        PyObject **pointer = known ? (PyObject **)((char *)object + ((PyMemberDescrObject *)member)->d_member->offset) : NULL;
+        Py_XDECREF(member);
+        PyErr_Clear();
+        return pointer;
     }
     if (!PyFunction_Check(object))
         return NULL;
