@@ -24,4 +24,5 @@ def part(name: str, text: str, tables: Sequence[Sequence[str]]) -> str:
 
 def tables_of(kind: str, names: Sequence[str]) -> str:
     """The tables by name, of functions of the type `kind`. Each begins with a place for no rows, and has MR more."""
-    return "".join(f"static const {kind}* const {name} = (const {kind}*){SYMBOL} + {i} * (MR + 1);\n" for i, name in enumerate(names))
+    line = f"static const {kind}* const {{}} = (const {kind}*){SYMBOL} + {{}} * (MR + 1);\n"
+    return "".join(line.format(name, place) for place, name in enumerate(names))
