@@ -81,7 +81,7 @@ def test_a_part_that_the_compiler_rejects_fails_every_text_that_has_it() -> None
     broken = marked("broken", "no such thing;\n")
     for own in (1, 2):
         with pytest.raises(SourceRejected, match="broken"):
-            compile_cpp("k", f"{broken}extern \"C\" long k() {{ return {own}; }}\n").result()
+            compile_cpp("k", f'{broken}extern "C" long k() {{ return {own}; }}\n').result()
 
 
 def test_processes_that_compile_a_part_at_once_do_not_disturb_each_other(home: Path) -> None:
@@ -93,7 +93,9 @@ def test_processes_that_compile_a_part_at_once_do_not_disturb_each_other(home: P
     assert len(objects(home)) == 1
 
 
-@pytest.mark.parametrize("config", [GemmConfig("small", 8, 2), GemmConfig("tile_packed", 6, 4), GemmConfig("dot", 6, 4)], ids=str)
+@pytest.mark.parametrize(
+    "config", [GemmConfig("small", 8, 2), GemmConfig("tile_packed", 6, 4), GemmConfig("dot", 6, 4)], ids=str
+)
 def test_products_share_register_tiles_whatever_becomes_of_their_sums(config: GemmConfig) -> None:
     epilogue = "static inline void epilogue(void* const*, const long*, long, long, long, VACC, long) {}\n"
     plain = gemm.generate(GemmSpec(b_layout="k"), config, "k", None, 16)
