@@ -4,6 +4,9 @@ A shared object is named by the digest of everything it depends on: source, flag
 that the cache can answer returns at once, without a thread or a compiler. Other requests wait in a queue served by a
 few daemon threads, each of which runs one compiler at a time. A caller that needs a result nobody has started on runs
 the compiler itself.
+
+Parts that texts have in common (parts.py) are compiled once, as objects that shared objects are linked with. A shared object
+holds its parts, so that whoever loads or ships it needs no other file.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from polytile import locks
 from polytile.counters import counters
 from polytile.errors import CompileFailed, CompilerMissing
 from polytile.problem import digest
-from polytile.runtime import compiler_process, toolchain
+from polytile.runtime import compiler_process, parts, toolchain
 from polytile.runtime.cache import Cache, current
 from polytile.runtime.compiler_process import SourceRejected
 from polytile.runtime.pool import Pool
@@ -45,6 +48,8 @@ COMPILER_BYTES = 400 << 20
 DISK_FULL = "No space left on device"
 
 SUFFIXES = {"c++": ".cpp", "c": ".c"}
+SHARED, OBJECT = ".so", ".o"
+"""Suffixes of what the compiler makes: a shared object, and a part that shared objects are linked with."""
 
 
 class LoadFailed(CompileFailed):
@@ -79,6 +84,12 @@ class Order:
     known_key: str = ""
     present: bool = True
     """Whether a compiler is installed."""
+    suffix: str = SHARED
+
+    @property
+    def file(self) -> str:
+        """Name of the result in the cache."""
+        return f"{self.stem}{self.suffix}"
 
     @functools.cached_property
     def text(self) -> str:
@@ -89,6 +100,13 @@ class Order:
         """Digest of everything that can change the binary. The kernel's name and the compiler's path are not part of it."""
         return self.known_key or digest(
             json.dumps([FORMAT, self.language, self.flags, self.libraries, self.identity, self.text]), 24
+        )
+
+    def of_part(self, part: parts.Part) -> Order:
+        """The order for the object of a part of the text."""
+        flags = tuple("-c" if flag == "-shared" else flag for flag in self.flags)
+        return dataclasses.replace(
+            self, name=part.name, source=part.text, flags=flags, libraries=(), stem="", known_key="", suffix=OBJECT
         )
 
 
@@ -302,18 +320,24 @@ def _request(
     command = (*tools.command, *(f"-I{folder}" for folder in headers))
     order = Order(name, source, language, *arguments(tools), command, tools.identity, known_key=key, present=tools.present)
     cache = current()
+    compilation, new = _compilation(order, cache)
+    if new and (cache.holds(f"{cache.stem('kernels', name, order.key, SHARED)}{SHARED}") or not tools.present):
+        compilation.run()  # a lookup, unless the file is damaged
+    elif new:
+        _state.pool.submit(compilation.run)
+    return compilation
+
+
+def _compilation(order: Order, cache: Cache) -> tuple[Compilation, bool]:
+    """The one Compilation of equal orders, and whether it is new, so that somebody has to run it."""
     place = (cache.root, order.key)
     with _state.lock:
         known = _state.compilations.get(place)
         if known is not None and not _failed(known):
-            return known
-        order = dataclasses.replace(order, stem=cache.stem("kernels", order.name, order.key, ".so"))
-        compilation = _state.compilations[place] = Compilation(lambda: _fetch(order, cache) or _build(order, cache))
-    if cache.holds(f"{order.stem}.so") or not tools.present:
-        compilation.run()  # a lookup, unless the file is damaged
-    else:
-        _state.pool.submit(compilation.run)
-    return compilation
+            return known, False
+        placed = dataclasses.replace(order, stem=cache.stem("kernels", order.name, order.key, order.suffix))
+        compilation = _state.compilations[place] = Compilation(lambda: _fetch(placed, cache) or _build(placed, cache))
+    return compilation, True
 
 
 def _raise(error: Exception) -> Library:
@@ -354,10 +378,11 @@ def compile_log() -> list[CompileRecord]:
 
 
 def _fetch(order: Order, cache: Cache) -> Library | None:
-    path = cache.check(f"{order.stem}.so")
+    path = cache.check(order.file)
     if path is None:
         return None
-    _record(order, 0.0, cached=True)
+    if order.suffix == SHARED:
+        _record(order, 0.0, cached=True)
     return Library(order, cache, path, 0.0)
 
 
@@ -366,13 +391,14 @@ def _build(order: Order, cache: Cache) -> Library:
     if no compiler is installed."""
     if not order.present:
         raise CompilerMissing(toolchain.NONE)
+    objects = _objects(order, cache)
     source = cache.write(order.stem + SUFFIXES[order.language], order.text.encode(), sealed=False)
     output = cache.scratch()
     begin = time.perf_counter()
     try:
-        _run_compiler(order, source, output)
+        _run_compiler(order, source, objects, output)
         seconds = time.perf_counter() - begin
-        path = cache.write(f"{order.stem}.so", output.read_bytes())
+        path = cache.write(order.file, output.read_bytes())
     except SourceRejected as error:
         if DISK_FULL not in error.messages:
             raise
@@ -385,14 +411,24 @@ def _build(order: Order, cache: Cache) -> Library:
     return Library(order, cache, path, seconds)
 
 
-def _run_compiler(order: Order, source: Path, output: Path) -> None:
-    command = (*order.command, *order.flags, "-x", order.language, str(source), "-o", str(output), *order.libraries)
+def _objects(order: Order, cache: Cache) -> list[Path]:
+    """The objects of the parts of a text, which are intact now. Does the work that nobody has begun."""
+    own = parts.parts(order.text) if order.suffix == SHARED else ()
+    return [verified(_compilation(order.of_part(part), cache)[0].result()).path for part in own]
+
+
+def _run_compiler(order: Order, source: Path, objects: list[Path], output: Path) -> None:
+    linked = ("-x", "none", *map(str, objects)) if objects else ()
+    apart = (f"-D{parts.APART}",) if objects else ()
+    command = (
+        *order.command, *order.flags, *apart, "-x", order.language, str(source), *linked, "-o", str(output), *order.libraries,
+    )  # fmt: skip
     compiler_process.run(order.name, command, source)
 
 
 def verified(library: Library) -> Library:
     """Returns `library` if its file is intact, else a recompiled one. Loading a damaged file would crash the process."""
-    return library if library.cache.check(f"{library.order.stem}.so") == library.path else _rebuilt(library)
+    return library if library.cache.check(library.order.file) == library.path else _rebuilt(library)
 
 
 def load(library: Library, symbol: str) -> int:
@@ -425,7 +461,7 @@ def _load_file(library: Library, last: bool) -> ctypes.CDLL:
                 f"the shared object of kernel {library.name!r} was compiled but cannot be loaded: {error}; see "
                 f"{library.source}."
             ) from error
-        library.cache.set_aside(f"{library.order.stem}.so", f"cannot be loaded ({error})")
+        library.cache.set_aside(library.order.file, f"cannot be loaded ({error})")
     return _load_file(_rebuilt(library), last=True)
 
 

@@ -29,7 +29,6 @@ struct bf16 {{ unsigned short bits; }};
 typedef {acc} T;                                   // the sums
 typedef {storage} S;                               // A in memory
 typedef {b_storage} SB;                              // B in memory
-typedef {out} O;                                   // C in memory
 typedef VACC V;
 constexpr long L = {lanes};
 typedef T VU __attribute__((vector_size({bytes}), aligned(sizeof(T)), may_alias));
@@ -45,6 +44,7 @@ static inline void store(T* p, V v) {{ *(VU*)p = v; }}
 static inline T value(T x) {{ return x; }}
 """
 
+OUT = "typedef {out} O;                                   // C in memory\n"
 LOAD_BF16 = """\
 static inline V load(const bf16* p) { return (V)(__builtin_convertvector(*(const U16U*)p, U32) << 16); }
 static inline T value(bf16 x) { unsigned bits = unsigned(x.bits) << 16; T f; __builtin_memcpy(&f, &bits, 4); return f; }
@@ -76,7 +76,7 @@ static inline V load(const signed char* p) {
 static inline T value(signed char x) { return x; }
 """
 
-# The first n lanes of a vector; of floats one instruction, where there are masks.
+# The first n lanes of a vector.
 LOAD_N = """\
 template <class P> static inline V load_n(const P* p, long n) {
   alignas(64) P row[L] = {};
@@ -327,37 +327,50 @@ extern "C" long {name}(void* const* ptrs, const long* sizes, long threads) {{
 def head(spec: GemmSpec, config: GemmConfig, epilogue: str | None, lanes: int, title: str) -> str:
     """Everything before the form's own functions: types, the caller's epilogue, loads, stores, the problem."""
     acc = C_TYPES[spec.accumulator]
-    size = ACCUMULATOR_BYTES[spec.accumulator] * lanes
-    names = {
-        "acc": acc,
-        "bytes": size,
-        "storage": C_TYPES[spec.dtype],
-        "b_storage": C_TYPES[spec.stored_b],
-        "out": acc if spec.has_epilogue else C_TYPES[spec.out_dtype],
-        "lanes": lanes,
-        "repeat": ", ".join(["x"] * lanes),
-    }
     return "".join(
         (
             f"// {title}\n",
-            TYPES.format(**names),
+            vectors(spec, lanes),
             epilogue or "",
             "\n" if epilogue else "",
             MEMORY,
             THREADS,
             "namespace {\nnamespace gemm {\n",
-            LOADS.format(**names),
-            LOAD_BF16 if spec.dtype == "bfloat16" else "",
-            LOAD_INT8 if spec.b_dtype else "",
+            operands(spec, lanes),
+            OUT.format(out=acc if spec.has_epilogue else C_TYPES[spec.out_dtype]),
             ROUND_BF16 if "bfloat16" in (spec.dtype, spec.out_dtype) else "",
             "" if spec.has_epilogue else STORES[spec.accumulator, spec.out_dtype],
-            LOAD_N,
-            _masked(spec.accumulator, lanes),
+            parts_of_vectors(spec, lanes),
             *_stored(spec),
             FINISH,
             TEAMS,
         )
     )
+
+
+def vectors(spec: GemmSpec, lanes: int) -> str:
+    """The type of a vector of sums."""
+    return TYPES.format(acc=C_TYPES[spec.accumulator], bytes=ACCUMULATOR_BYTES[spec.accumulator] * lanes)
+
+
+def operands(spec: GemmSpec, lanes: int) -> str:
+    """The types of sums and operands, and whole vectors of them in memory."""
+    names = {
+        "acc": C_TYPES[spec.accumulator],
+        "bytes": ACCUMULATOR_BYTES[spec.accumulator] * lanes,
+        "storage": C_TYPES[spec.dtype],
+        "b_storage": C_TYPES[spec.stored_b],
+        "lanes": lanes,
+        "repeat": ", ".join(["x"] * lanes),
+    }
+    narrow = LOAD_INT8 if spec.b_dtype else ""
+    return LOADS.format(**names) + (LOAD_BF16 if spec.dtype == "bfloat16" else "") + narrow
+
+
+def parts_of_vectors(spec: GemmSpec, lanes: int) -> str:
+    """Loads and stores of the first elements of a vector; of floats one instruction, where there are masks."""
+    code, mask = MASKS.get((spec.accumulator, lanes), ("", ""))
+    return LOAD_N + (MASKED.format(code=code, mask=mask) if code else "")
 
 
 def _stored(spec: GemmSpec) -> tuple[str, str]:
@@ -369,12 +382,6 @@ def _stored(spec: GemmSpec) -> tuple[str, str]:
     emit = emit.replace("item * p.sizes[10] + m *", "(p.item + item) * p.sizes[10] + (p.row + m) *")
     emit = emit.replace("+ n * p.sizes[12]", "+ (p.column + n) * p.sizes[12]")
     return PROBLEM.replace("};\nstatic", f"{IN_GROUP}}};\nstatic", 1), emit
-
-
-def _masked(accumulator: str, lanes: int) -> str:
-    """Loads and stores of a part of a vector for the machines that have masks."""
-    code, mask = MASKS.get((accumulator, lanes), ("", ""))
-    return MASKED.format(code=code, mask=mask) if code else ""
 
 
 def entry(name: str, spec: GemmSpec, beside_at: int = 2) -> str:

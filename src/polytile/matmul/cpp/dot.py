@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from polytile.matmul.cpp import int8, unroll
+from polytile.matmul.cpp import common, int8, shared_tiles, unroll
 from polytile.matmul.cpp.common import MAC, PAIRS, entry, head
 from polytile.matmul.cpp.spec import GemmConfig, GemmSpec, k_per_lane
 
 CONSTANTS = """\
-constexpr long MR = {mr}, COLUMNS = {columns}, MC = {mc}, KC = {kc}, W = {width};   // W: k in one vector
+constexpr long MR = {mr}, COLUMNS = {columns}, MC = {mc}, KC = {kc};
 constexpr bool PACK_A = {pack_a};
-typedef {pa} PA;
 """
 
 FETCH = """\
@@ -99,29 +98,30 @@ def generate(spec: GemmSpec, config: GemmConfig, name: str, epilogue: str | None
         columns=config.nv,
         mc=max(config.mc // config.mr, 1) * config.mr,
         kc=-(-config.kc // (4 * lanes)) * 4 * lanes,
-        width=width,
         pack_a=str(pack_a).lower(),
-        pa="S" if as_stored or not pack_a else "T",
     )
-    rows = range(1, config.mr + 1)
-    widths = sorted({config.nv, 1})
-    tables = "typedef void (*Dot)(const PA*, long, const SB*, long, long, T*, long);\n" + "".join(
-        f"static const Dot {table}[MR + 1] = {{nullptr, {', '.join(f'dot{r}x{width}' for r in rows)}}};\n"
-        for table, width in (("DOT", config.nv), ("DOT_ONE", 1))
-    )
+    reads = f"typedef {'S' if as_stored or not pack_a else 'T'} PA;\nconstexpr long W = {width};\n"
+    reads += int8.MAC + int8.ELEMENT + int8.FETCH if integers else (PAIRS + FETCH_PAIRS if config.pairs else MAC + FETCH) + START
     return "".join(
         (
+            _shared(spec, config, lanes, reads),
             head(spec, config, epilogue, lanes, f"gemm {config}: A {spec.dtype} {spec.a_layout}, B {spec.b_layout}"),
             constants,
-            int8.MAC + int8.ELEMENT + int8.FETCH
-            if integers
-            else (PAIRS + FETCH_PAIRS if config.pairs else MAC + FETCH) + START,
+            reads,
             CONVERT[as_stored],
-            unroll.SHUFFLE_MACRO,
-            unroll.shuffles(lanes),
-            "".join(unroll.dot(r, width, lanes, config.unroll) for width in widths for r in rows),
-            tables,
+            "typedef void (*Dot)(const PA*, long, const SB*, long, long, T*, long);\n",
+            shared_tiles.tables_of("Dot", ("DOT", "DOT_ONE")),
             WORK,
             entry(name, spec, beside_at),
         )
     )
+
+
+def _shared(spec: GemmSpec, config: GemmConfig, lanes: int, reads: str) -> str:
+    """The dot products of each number of rows, with all that they need; `reads` are the multiply-add and the loads."""
+    rows, widths = range(1, config.mr + 1), (config.nv, 1)
+    needed = common.vectors(spec, lanes), common.operands(spec, lanes), common.parts_of_vectors(spec, lanes), reads
+    text = "".join((*needed, unroll.SHUFFLE_MACRO, unroll.shuffles(lanes)))
+    text += "".join(unroll.dot(r, width, lanes, config.unroll) for width in sorted({*widths}) for r in rows)
+    tables = [[f"dot{r}x{width}" for r in rows] for width in widths]
+    return shared_tiles.part(f"dot_{config.mr}x{config.nv}", text, tables)

@@ -223,6 +223,11 @@ def transposed_rows(config: GemmConfig) -> int:
     return 1 << (config.mr - 1).bit_length()
 
 
+def elements(spec: GemmSpec, config: GemmConfig) -> str:
+    """The single elements and vectors that are read of an operand in memory."""
+    return int8.ELEMENT if spec.dtype == "int8" else ELEMENT_PAIRS if config.pairs else ELEMENT
+
+
 def functions(spec: GemmSpec, config: GemmConfig, lanes: int, scales_at: int) -> str:
     """The functions `pack_a`, `correct` and `pack_b` of a unit, which do nothing where nothing is copied, and what they call."""
     tiled_a, integers, widened = packs_a(spec, config) and not config.amx, spec.dtype == "int8", widens(spec, config)
@@ -235,7 +240,7 @@ def functions(spec: GemmSpec, config: GemmConfig, lanes: int, scales_at: int) ->
     panel_row = side_by_side.PANEL_ROW if together else PANEL_ROW
     return "".join(
         (
-            int8.ELEMENT if integers else ELEMENT_PAIRS if config.pairs else ELEMENT,
+            elements(spec, config),
             int8.CORRECT if integers else CORRECT_NEVER,
             unroll.SHUFFLE_MACRO if together or widened or any(transposes) else "",
             unroll.shuffles(lanes) if any(transposes) else "",

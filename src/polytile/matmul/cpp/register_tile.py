@@ -133,14 +133,18 @@ struct Next { const char* at; long pace; const float *scales, *zeros; long apart
 """
 
 
-def tiles(tile: Tile) -> str:
-    """Every row tail of the tile, in full width and one vector wide, and the tables that choose among them."""
-    widths = (tile.nv, 1) if tile.nv > 1 else (tile.nv,)
+TYPE = "typedef void (*Tile)(const PA*, long, long, const PB*, long, long, T*, long, bool, Next);\n"
+
+
+def next_of(tile: Tile) -> str:
+    """What a tile is told beside its operands."""
+    return SCALED_NEXT if tile.scaled else NEXT
+
+
+def tiles(tile: Tile) -> tuple[str, tuple[list[str], list[str]]]:
+    """Every row tail of the tile, in full width and one vector wide; and the names of the tiles in each width."""
     every = range(1, tile.mr + 1)
-    text = SCALED_NEXT if tile.scaled else NEXT
-    text += "".join(replace(tile, mr=rows, nv=width).function() for width in widths for rows in every)
-    text += "typedef void (*Tile)(const PA*, long, long, const PB*, long, long, T*, long, bool, Next);\n"
-    for name, width in (("WIDE", tile.nv), ("NARROW", 1)):
-        members = ", ".join(f"tile{rows}x{width}" for rows in every)
-        text += f"static const Tile {name}[MR + 1] = {{nullptr, {members}}};\n"
-    return text
+    widths = (tile.nv, 1) if tile.nv > 1 else (tile.nv,)
+    text = next_of(tile) + "".join(replace(tile, mr=rows, nv=width).function() for width in widths for rows in every)
+    wide, narrow = ([f"tile{rows}x{width}" for rows in every] for width in (tile.nv, 1))
+    return text, (wide, narrow)

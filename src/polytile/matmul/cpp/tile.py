@@ -7,7 +7,7 @@ adds the partial sums at the end, small keeps one panel on the stack.
 
 from __future__ import annotations
 
-from polytile.matmul.cpp import amx, int8, packing, register_tile
+from polytile.matmul.cpp import amx, common, int8, packing, register_tile, shared_tiles, side_by_side, unroll
 from polytile.matmul.cpp.common import MAC, PAIRS, entry, head
 from polytile.matmul.cpp.packing import packs_a, packs_b, transposed_rows
 from polytile.matmul.cpp.register_tile import Access, Tile
@@ -20,10 +20,13 @@ constexpr long WHOLE = {whole};                      // a block of K is as many 
 constexpr long HEAD = {head};                      // steps before those of a tile of A: what its sums begin at
 constexpr bool PACK_A = {pack_a}, PACK_B = {pack_b}, KEPT = {prepacked}, RAGGED = {ragged};
 constexpr long KEPT_AT = {panels_at};                // where among the pointers kept panels are
-typedef {pa} PA;                                   // A and B as the register tile reads them
-typedef {pb} PB;
 // Columns before the ragged vector of a panel that are copied with it.
 static inline long copied_before(long cols) {{ return RAGGED && cols > NR - L ? cols / L * L : 0; }}
+"""
+
+TYPES = """\
+typedef {pa} PA;                                   // A and B as the register tile reads them
+typedef {pb} PB;
 """
 
 BLOCK = """\
@@ -326,9 +329,11 @@ def generate(
     scales = WITH_SCALES.format(scales_at=scales_at, group=spec.group, zeros=zeros) if scaled else NO_SCALES
     return "".join(
         (
+            "" if config.amx else _shared(spec, config, lanes),
             head(spec, config, epilogue, lanes, f"gemm {config}: A {spec.dtype} {spec.a_layout}, B {spec.b_layout}"),
             _constants(spec, config, lanes, panels_at),
-            int8.MAC if spec.dtype == "int8" else PAIRS if config.pairs else MAC,
+            _types(spec, config),
+            _products(spec, config),
             packing.functions(spec, config, lanes, scales_at),
             *_micro_kernel(spec, config, scales),
             amx.entry(entry(name, spec, scales_at)) if config.amx else entry(name, spec, scales_at),
@@ -341,7 +346,34 @@ def _micro_kernel(spec: GemmSpec, config: GemmConfig, scales: str) -> tuple[str,
     block = BLOCK.replace("{kept_panels}", KEPT_PANELS_OF_GROUP if spec.grouped else KEPT_PANELS)
     if config.amx:
         return block, amx.functions(spec, config), WORK[config.form].replace("void work(", "void work_blocks("), amx.WORK
-    return register_tile.tiles(_register_tile(spec, config)), block, COMPUTE.replace("{with_scales}", scales), WORK[config.form]
+    called = register_tile.next_of(_register_tile(spec, config)) + register_tile.TYPE
+    called += shared_tiles.tables_of("Tile", ("WIDE", "NARROW"))
+    return called, block, COMPUTE.replace("{with_scales}", scales), WORK[config.form]
+
+
+def _shared(spec: GemmSpec, config: GemmConfig, lanes: int) -> str:
+    """The register tiles, with all that they need."""
+    tile, step = _register_tile(spec, config), k_per_lane(spec, config)
+    text, tables = register_tile.tiles(tile)
+    needed = [common.vectors(spec, lanes), common.operands(spec, lanes), _types(spec, config), _products(spec, config)]
+    if tile.scaled:
+        needed.append(common.parts_of_vectors(spec, lanes))
+    if tile.in_place > 1:
+        together = side_by_side.whole(step, tile.nv)
+        needed += [f"constexpr long NV = {tile.nv};\n", packing.elements(spec, config)]
+        needed += [unroll.SHUFFLE_MACRO, side_by_side.function(step, lanes)] if together else []
+    return shared_tiles.part(f"tiles_{tile.mr}x{tile.nv}", "".join((*needed, text)), tables)
+
+
+def _products(spec: GemmSpec, config: GemmConfig) -> str:
+    """The multiply-add."""
+    return int8.MAC if spec.dtype == "int8" else PAIRS if config.pairs else MAC
+
+
+def _types(spec: GemmSpec, config: GemmConfig) -> str:
+    packed, tiled_a = "unsigned" if config.pairs else "T", packs_a(spec, config)
+    panelled_b = packs_b(spec, config) or _reads_kept(spec, config)
+    return TYPES.format(pa=packed if tiled_a or config.amx else "S", pb=packed if panelled_b else "SB")
 
 
 def _register_tile(spec: GemmSpec, config: GemmConfig) -> Tile:
@@ -372,7 +404,6 @@ def _reads_kept(spec: GemmSpec, config: GemmConfig) -> bool:
 def _constants(spec: GemmSpec, config: GemmConfig, lanes: int, panels_at: int) -> str:
     """The numbers and types of a unit; blocks are whole tiles."""
     tiled_a, panelled_b, prepacked = packs_a(spec, config), packs_b(spec, config), _reads_kept(spec, config)
-    packed = "unsigned" if config.pairs else "T"
     return CONSTANTS.format(
         group=transposed_rows(config),
         mr=config.mr,
@@ -388,8 +419,6 @@ def _constants(spec: GemmSpec, config: GemmConfig, lanes: int, panels_at: int) -
         prepacked=str(prepacked).lower(),
         ragged=str(config.form == "small" and not panelled_b and config.nv > 1).lower(),
         panels_at=panels_at,
-        pa=packed if tiled_a or config.amx else "S",
-        pb=packed if panelled_b or prepacked else "SB",
     )
 
 
