@@ -52,6 +52,7 @@ def _of_queries(unit: Unit) -> Launch:
         line(f"delta -= {_of_rows(unit, 'grad_lse')}")
     line(f"tl.store({unit.scratch(0, torch.float32)} + {_row(unit)}, delta, mask=inside)")
     unit.keys_at()
+    unit.numbers()
     unit.hoist()
     line("acc_q = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)")
     seen = replace(unit.bounds(), some=WHOLE.some, all=None) if unit.problem.changes else unit.bounds()
@@ -77,6 +78,7 @@ def _of_keys(unit: Unit) -> Launch:
     line(f"kv = {unit.wide(f'number % {heads}')}")
     unit.sequence()
     unit.keys_at()
+    unit.numbers()
     line(f"k_block = {unit.key_block('k', 'D', masked=True)}")
     line(f"v_block = {unit.key_block('v', 'Dv', masked=True)}")
     line("acc_k = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)")
@@ -92,11 +94,12 @@ def _of_keys(unit: Unit) -> Launch:
         _rows(unit)
         line(f"delta = tl.load({unit.scratch(0, torch.float32)} + {_row(unit)})")
         _changes(unit, masked=True, once=True)
-        line(f"acc_v = {unit.dot(f'tl.trans(p.to({value_type(unit.problem.dtype)}))', 'grad_block', 'acc_v')}")
+        weights = f"{unit.dropped('p')}.to({value_type(unit.problem.dtype)})"
+        line(f"acc_v = {unit.dot(f'tl.trans({weights})', 'grad_block', 'acc_v')}")
         line(f"acc_k = {unit.dot('tl.trans(ds)', 'q_block', 'acc_k')}")
     places, mask = f"(j + {unit.wide('tl.arange(0, BLOCK_N)')})[:, None]", f"(j + tl.arange(0, BLOCK_N) < {keys})[:, None]"
     _store(unit, "dk", "D", f"acc_k * {unit.scale!r}", "kv", places, mask)
-    _store(unit, "dv", "Dv", "acc_v", "kv", places, mask)
+    _store(unit, "dv", "Dv", unit.scaled("acc_v"), "kv", places, mask)
     return unit.launch((tiles * symbol("B") * symbol("Hkv"), sizes.ONE, sizes.ONE))
 
 
@@ -131,7 +134,9 @@ def _changes(unit: Unit, masked: bool, once: bool = False, kept: bool = False) -
     line(f"p = tl.exp2(s * {unit.unit!r} - log[:, None])")
     if once:
         line("p = tl.where(inside[:, None], p, 0.0)")
-    line(f"ds = p * ({unit.dot('grad_block', 'v_block.T')} - delta[:, None])")
+    unit.out.extend(unit.kept_lines())
+    of_weights = unit.scaled(unit.dropped(unit.dot("grad_block", "v_block.T")))
+    line(f"ds = p * ({of_weights} - delta[:, None])")
     if kept:
         line("keys = j + tl.arange(0, BLOCK_N)")
         at = f"{unit.base('dscores', 'p1')} + row[:, None].to(tl.int64) * {unit.number('dscores_stride_m')} + keys[None, :]"

@@ -66,7 +66,7 @@ def finish(unit: Unit) -> None:
     if problem.lse:
         line(f"tl.store({lse_at(unit)}, {unit.logarithm}, mask=inside)")
     line(f"total = {unit.divisor}")
-    line("acc = acc / total[:, None]")
+    line(f"acc = {unit.scaled('acc')} / total[:, None]")
     store(unit, "acc", "tl.arange(0, BLOCK_DV)[None, :]")
 
 

@@ -344,6 +344,30 @@ def pt_philox_int(seed, offset, T: tl.constexpr):
     return (low & 0x7FFFFFFF).to(T) if T == tl.int32 else ((high << 32) | low).to(T)
 """,
     """
+def pt_draw(seed, first, number, thread):
+    low, high = first.to(tl.uint32), (first >> 32).to(tl.uint32)
+    own, thread = low + number.to(tl.uint32), thread.to(tl.uint32)
+    return tl.philox(seed, own, high + (own < low).to(tl.uint32), thread, thread * 0)
+""",
+    """
+def pt_kept_fours(seed, first, four, PARTS: tl.constexpr, THREADS: tl.constexpr, LAST: tl.constexpr):
+    step = four // PARTS
+    turn = step // THREADS
+    w0, w1, w2, w3 = pt_draw(seed, first, turn * PARTS + (four - step * PARTS), step - turn * THREADS)
+    return tl.join(tl.join(w0 <= LAST, w2 <= LAST), tl.join(w1 <= LAST, w3 <= LAST))
+""",
+    """
+def pt_kept(seed, first, e, width, THREADS: tl.constexpr, LAST: tl.constexpr):
+    step = e >> ((width > 1).to(tl.int32) + (width > 2).to(tl.int32) + (width > 4).to(tl.int32))
+    turn = step // THREADS
+    place = tl.where(width > 1, e & (width - 1), turn & 3)
+    number = tl.where(width > 1, turn * tl.maximum(1, width // 4) + (place >> 2), turn >> 2)
+    w0, w1, w2, w3 = pt_draw(seed, first, number, step - turn * THREADS)
+    place = place & 3
+    word = tl.where(place < 2, tl.where(place == 0, w0, w1), tl.where(place == 2, w2, w3))
+    return word <= LAST
+""",
+    """
 def pt_digamma(x):
     return pt_digamma_wide(x.to(tl.float64)).to(x.dtype)
 """,
