@@ -1,8 +1,8 @@
 """Dropout of attention's weights by the numbers that eager's CUDA kernel draws, element by element.
 
-aten::native_dropout draws from Philox 4x32 (philox.py), with the generator's seed as key. Its grid has up to `threads` threads, each
-with counters of its own, from which it serves `width` neighbouring elements per step: the largest power of two up to `vector` that
-divides the number of elements.
+aten::native_dropout draws from Philox 4x32 (philox.py), with the generator's seed as key. Its grid has up to `threads` threads,
+each with counters of its own. In a step, a thread serves `width` neighbouring elements: the largest power of two up to `vector`
+that divides the number of elements.
 
     element e             (thread, turn) = (e / width mod threads, e / width / threads)
     width > 1             word e mod width mod 4 of counter (offset / 4 + turn · max(1, width / 4) + e mod width / 4, thread)
@@ -83,6 +83,8 @@ def kept(dropout: Dropout, state: torch.Tensor, shape: Sequence[int]) -> torch.T
 def kept_from(dropout: Dropout, state: torch.Tensor, count: int, first: int, number: int) -> torch.Tensor:
     """The same for `number` elements, from element `first` of `count`."""
     width, (seed, offset) = dropout.width(count), state.unbind()
+    if width % WORDS == first % WORDS == number % WORDS == 0:
+        return _fours(dropout, seed, offset >> 2, width // WORDS, torch.arange(first, first + number, WORDS, device=state.device))
     element = torch.arange(first, first + number, device=state.device)
     step = element // width
     thread, turn = step % dropout.threads, step // dropout.threads
@@ -90,3 +92,12 @@ def kept_from(dropout: Dropout, state: torch.Tensor, count: int, first: int, num
     counter = turn * max(1, width // WORDS) + place // WORDS if width > 1 else turn // WORDS
     words = torch.stack(philox.words(seed, (offset >> 2) + counter, thread))
     return words.gather(0, (place % WORDS)[None])[0] <= dropout.last
+
+
+def _fours(dropout: Dropout, seed: torch.Tensor, first: torch.Tensor, parts: int, element: torch.Tensor) -> torch.Tensor:
+    """The same where the four words of a counter belong to an element of `element` and its three neighbours."""
+    four = element // WORDS
+    step = four // parts
+    counter = step // dropout.threads * parts + four % parts
+    words = philox.words(seed, first + counter, step % dropout.threads)
+    return torch.stack([word <= dropout.last for word in words], -1).flatten()

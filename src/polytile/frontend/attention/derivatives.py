@@ -102,7 +102,8 @@ class Joint:
         self, softmax: torch.fx.Node, last: torch.fx.Node, left: torch.fx.Node, right: torch.fx.Node,
         dropped: Dropped | None = None,
     ) -> Gradients | None:  # fmt: skip
-        """The backward pass of last(softmax(f(left @ right)), v), whose softmax may be `dropped`, or None if there is none. Raises NotAttention."""
+        """The backward pass of last(softmax(f(left @ right)), v), or None if there is none; the softmax may be `dropped`. Raises
+        NotAttention."""
         changes = self.derivatives.get(_plain(softmax))
         if changes is None:
             if any(user in self.of_tangents for user in _reached(softmax)):

@@ -1,11 +1,11 @@
 """Dropout between the softmax and the second product of an attention.
 
-    softmax → native_dropout → product          →   state = dropout_state(shape, threads);  attention of (state, p, vector, threads)
-    grad → product → · mask / (1 - p) → softmax's derivative
+    softmax → native_dropout → product                      →        state = dropout_state(shape, threads), attention
+    grad → product → · mask / (1 - p) → softmax's derivative         attention's derivative
 
-The kernels of both passes compute the mask from `state`, int64 [2], the seed and the offset at which eager's kernel would draw it
-(ir/dropout.py). It is drawn where the graph drew the mask, and the generator advances as in eager. Which numbers that kernel gives
-to an element depends on the version of PyTorch, so that they are compared once in each process.
+The kernels of both passes compute the mask from `state`, int64 [2]: the seed and the offset at which eager's kernel would draw it
+(ir/dropout.py). The state is taken where the graph draws the mask, and the generator advances as in eager. Which number eager's
+kernel gives to an element depends on the version of PyTorch, so each process compares some once.
 """
 
 from __future__ import annotations
