@@ -1,6 +1,6 @@
 """`python -m benchmarks.gpu.attention_dropout [--lengths 256 512 1024 2048] [--seconds 200]`: training attention with dropout.
 
-nanoGPT's attention without a fused kernel: product, scale, causal mask, softmax, dropout, product; forward and backward, bfloat16.
+nanoGPT's attention without a fused kernel: product, scale, causal mask, softmax, dropout, product; forward and backward, bf16.
 Contestants take turns: `eager`, `polytile` (one dynamic compile for all lengths), `peer` (its dynamic compile), and `fused`:
 scaled_dot_product_attention with dropout, which draws other random numbers. Prints the microseconds of whole steps, the most
 memory that a step takes beside its operands, and errors against float64 with eager's mask. Writes OUT/gpu_attention_dropout.json.

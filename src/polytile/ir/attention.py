@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -312,7 +312,7 @@ def attend_backward(
     return dq, dk, dv, *more
 
 
-def factors_of(dropout: Dropout | None, random: torch.Tensor | None, shape: Sequence[int]) -> torch.Tensor | None:
+def factors_of(dropout: Dropout | None, random: torch.Tensor | None, shape: tuple[int, ...]) -> torch.Tensor | None:
     """What `dropout` multiplies softmax weights (batch, heads, m, n) by, in float32; None without it."""
     if dropout is None or random is None:
         return None

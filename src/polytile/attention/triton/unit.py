@@ -10,7 +10,6 @@ programs share, such as the grid, uses the longest sequence.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -21,6 +20,7 @@ from polytile.attention.bounds import FIRST, LAST, WHOLE, Analysis, Bounds, Rang
 from polytile.attention.layout import Layout
 from polytile.attention.problem import AttentionProblem, symbol
 from polytile.attention.scores import HEAD, KEY, QUERY, SCORE, Scores, narrowed, scores_of
+from polytile.attention.triton.dropout import dropped, kept_lines, numbers
 from polytile.codegen.triton import launch_text, text
 from polytile.codegen.triton.body import Body, Scope
 from polytile.codegen.triton.kernel import Launch
@@ -29,7 +29,6 @@ from polytile.codegen.triton.unit import Grid
 from polytile.codegen.writer import Writer
 from polytile.errors import LoweringError
 from polytile.ir import expr
-from polytile.ir.dropout import WORDS
 from polytile.ir.expr import Const, Node
 from polytile.ir.loop import Axis
 from polytile.matmul.triton.unit import Chip
@@ -398,7 +397,7 @@ class Unit:
 
     def step(self, masked: bool) -> list[str]:
         """The body of the loop over keys: product, scores, weights, accumulators."""
-        weights = f"{self.dropped('p')}.to({text.value_type(self.problem.dtype)})"
+        weights = f"{dropped(self, 'p')}.to({text.value_type(self.problem.dtype)})"
         return [
             "j = tl.multiple_of(j, BLOCK_N)",
             *self.pages(masked),
@@ -409,7 +408,7 @@ class Unit:
             "total = total * alpha + tl.sum(p, 1)",
             "acc = acc * alpha[:, None]",
             f"v_block = {self.key_block('v', 'Dv', masked)}",
-            *self.kept_lines(),
+            *kept_lines(self),
             f"acc = {self.dot(weights, 'v_block', 'acc')}",
             "high = most",
         ]
@@ -431,7 +430,7 @@ class Unit:
         """Emit the loop over keys. It leaves each row's weighted sum of values in `acc`, the sum of weights in `total`, and the
         maximum score in `high`."""
         self.keys_at()
-        self.numbers()
+        numbers(self)
         self.hoist()
         self.out.line('high = tl.full([BLOCK_M], float("-inf"), tl.float32)')
         self.out.line("total = tl.zeros([BLOCK_M], tl.float32)")
@@ -450,41 +449,6 @@ class Unit:
         """The divisor of the weighted sum. Without any key the result is 0; a row whose keys are all masked gives 0 or NaN."""
         nothing = "total == 0" if self.problem.empty_is_0 else f"(total == 0) & ({self.number('Mkv')} == 0)"
         return f"tl.where({nothing}, 1.0, total)"
-
-    # dropout -----------------------------------------------------------------------------------------------------------
-
-    def numbers(self) -> None:
-        """Emit the seed, and the number of the first counter, from which dropout's numbers are drawn."""
-        if self.problem.dropout is not None:
-            self.out.extend(["seed = tl.load(random)", "counter = tl.load(random + 1) >> 2"])
-
-    def kept_lines(self) -> list[str]:
-        """Lines that compute which weights of a tile are `kept` by dropout (ir/dropout.py). Four neighbours share a counter if
-        all rows begin with one."""
-        dropout = self.problem.dropout
-        if dropout is None:
-            return []
-        own = ("B", "Hq", "Mq", "Mkv")
-        row, how = f"((p0 * {self.number('Hq')} + p1) * {self.number('Mq')} + p2)", f"{dropout.threads}, {dropout.last}"
-        known = math.prod(self.facts.divisor(name) for name in own)
-        if dropout.vector % WORDS == 0 == known % dropout.vector and self.facts.divisor("Mkv") % WORDS == 0:
-            places = f"(j // {WORDS} + {self.wide(f'tl.arange(0, BLOCK_N // {WORDS})')})[None, :]"
-            fours = f"{row} * ({self.number('Mkv')} // {WORDS}) + {places}"
-            drawn = f"pt_kept_fours(seed, counter, {fours}, {dropout.vector // WORDS}, {how})"
-            return [f"kept = tl.reshape({drawn}, [BLOCK_M, BLOCK_N])"]
-        return [
-            f"count = {self.index(sympy.Mul(*map(symbol, own)))}",
-            f"width = tl.minimum(tl.cast(count & -count, tl.int32), {dropout.vector})",
-            f"kept = pt_kept(seed, counter, {row} * {self.number('Mkv')} + {self.key_places}, width, {how})",
-        ]
-
-    def dropped(self, weights: str) -> str:
-        """The weights of a tile that dropout keeps, not yet multiplied by its factor."""
-        return weights if self.problem.dropout is None else f"tl.where(kept, {weights}, 0.0)"
-
-    def scaled(self, value: str) -> str:
-        """A sum of weights that are kept, multiplied by dropout's factor."""
-        return value if self.problem.dropout is None else f"{value} * {self.problem.dropout.factor!r}"
 
     # text --------------------------------------------------------------------------------------------------------------
 

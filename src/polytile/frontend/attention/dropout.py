@@ -140,7 +140,7 @@ def threads_of(device: torch.device) -> int:
 
 
 def served(device: torch.device, dtype: torch.dtype) -> int | None:
-    """The most neighbouring elements that a thread of eager's kernel serves per step; None if its numbers are others than those of
+    """The most neighbouring elements that a thread of eager's kernel serves per step; None if its numbers are not those of
     ir/dropout.py. Triton's interpreter draws those of a GPU."""
     if Target.of(device).native:
         return None

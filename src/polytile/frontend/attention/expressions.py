@@ -37,8 +37,8 @@ def expression_of(
     products: torch.fx.Node, results: Sequence[torch.fx.Node], empty_is_0: bool, computed: Sequence[torch.fx.Node] = (),
     dropout: Dropout | None = None,
 ) -> tuple[Expression, list[torch.fx.Node]]:  # fmt: skip
-    """The expression of these results, with `dropout` of the weights, and the nodes that it reads in addition to the `products`. What depends on the nodes
-    `computed` is computed too. Raises NotAttention."""
+    """The expression of these results, with `dropout` of the weights, and the nodes that it reads in addition to the `products`.
+    What depends on the nodes `computed` is computed too. Raises NotAttention."""
     taken = _Taken(products, computed)
     outputs = tuple(taken.copied(node) for node in results)
     taken.graph.output(outputs)

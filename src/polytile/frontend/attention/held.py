@@ -3,9 +3,9 @@
     held(q, k, v, captured, random) -> (out, lse)
     held_backward(q, k, v, captured, out, lse, grad, random) -> (dq, dk, dv, changes)
 
-`random` is the state of dropout's numbers, or None. The scores are an `Expression` in the node's `meta`: a graph of the products and of `captured`, the tensors and sizes that it
-reads. The partitioner thus meets no scores, and can save none for the backward pass. `write_out_held` turns the nodes into the
-operators of operator.py afterwards.
+`random` is the state of dropout's numbers, or None. The scores are an `Expression` in the node's `meta`: a graph of the products
+and of `captured`, the tensors and sizes that it reads. The partitioner thus meets no scores, and can save none for the backward
+pass. `write_out_held` turns the nodes into the operators of operator.py afterwards.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@ bias is None or (batch, heads, m, n). Without a scale it is d ** -0.5. See ir.at
 the scaled products, (batch, heads, m, n) in `dtype`; `attention_of` weights v by the scores computed from them. `slopes` are the
 derivatives of the scores by the products; `lse`, (batch, heads, m) in float32, is the natural logarithm, and -inf in a row that
 attends to no key, whose result is 0 or, without `empty_is_0`, NaN. `changes`, (batch, heads, m, n) in q's dtype, are the
-derivatives by the scores. Both may end with `random`, p, vector and threads (ir/dropout.py) of dropout. With `heads_inside` the heads of a row of the result are contiguous, whatever the layout of q, as in
-results of PyTorch's memory-efficient kernels.
+derivatives by the scores. The last two operators may end with the `random`, p, vector and threads of dropout (ir/dropout.py).
+With `heads_inside` the heads of a row of the result are contiguous, whatever the layout of q, as in results of PyTorch's
+memory-efficient kernels.
 """
 
 from __future__ import annotations
