@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -33,32 +33,40 @@ SETTLING = 40
 CONTESTANTS = ("eager", "polytile", "peer", "fused")
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def heads(tokens: Tensor) -> tuple[Tensor, ...]:
+    """q, k and v (batch, heads, length, head) in what a model's projection gives: (batch, length, 3 · heads · head)."""
+    return tuple(each.transpose(1, 2) for each in tokens.unflatten(-1, (3, HEADS, HEAD)).unbind(2))
+
+
+def attend(tokens: Tensor) -> Tensor:
+    q, k, v = heads(tokens)
     seen = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
     scores = (q @ k.transpose(-2, -1) * HEAD**-0.5).masked_fill(~seen, -torch.inf)
-    return F.dropout(torch.softmax(scores, dim=-1), P) @ v
+    return (F.dropout(torch.softmax(scores, dim=-1), P) @ v).transpose(1, 2).flatten(2)
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, dropout_p=P, is_causal=True)
+def fused(tokens: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(*heads(tokens), dropout_p=P, is_causal=True).transpose(1, 2).flatten(2)
 
 
-def exact(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """In float64, with a mask that has been drawn."""
+def exact(tokens: Tensor, mask: Tensor) -> Tensor:
+    """With a mask that has been drawn."""
+    q, k, v = heads(tokens)
     scores = q @ k.transpose(-2, -1) * HEAD**-0.5
     scores = scores.masked_fill(~torch.ones_like(scores[0, 0], dtype=torch.bool).tril(), -torch.inf)
-    return torch.softmax(scores, dim=-1) * mask / (1 - P) @ v
+    return (torch.softmax(scores, dim=-1) * mask / (1 - P) @ v).transpose(1, 2).flatten(2)
 
 
-def step(function: Callable[..., Tensor], operands: Sequence[Tensor], grad: Tensor) -> list[Tensor]:
-    out = function(*operands)
-    return [out, *torch.autograd.grad(out, operands, grad)]
+def step(function: Callable[..., Tensor], tokens: Tensor, grad: Tensor) -> list[Tensor]:
+    """The result, and the gradients of q, k and v."""
+    out = function(tokens)
+    return [out, *torch.autograd.grad(out, tokens, grad)[0].unflatten(-1, (3, -1)).unbind(2)]
 
 
-def operands(length: int) -> tuple[list[Tensor], Tensor]:
+def operands(length: int) -> tuple[Tensor, Tensor]:
     torch.manual_seed(length)
-    q, k, v, grad = (torch.randn(BATCH, HEADS, length, HEAD, device="cuda", dtype=torch.bfloat16) for _ in range(4))
-    return [each.requires_grad_() for each in (q, k, v)], grad
+    tokens, grad = (torch.randn(BATCH, length, n * HEADS * HEAD, device="cuda", dtype=torch.bfloat16) for n in (3, 1))
+    return tokens.requires_grad_(), grad
 
 
 def functions() -> dict[str, Callable[..., Tensor]]:
@@ -88,22 +96,21 @@ def most_memory(run: Callable[[], Any]) -> int:
 
 def errors(calls: Mapping[str, Callable[..., Tensor]], length: int) -> dict[str, list[float]]:
     """The largest error of the result and of each gradient, relative to the largest value, on one seed."""
-    given, grad = operands(length)
+    tokens, grad = operands(length)
     torch.manual_seed(1)
     mask = torch.native_dropout(torch.ones(BATCH, HEADS, length, length, device="cuda", dtype=torch.bfloat16), P, True)[1]
-    wide = [each.detach().double().requires_grad_() for each in given]
-    right = step(functools.partial(exact, mask=mask), wide, grad.double())
+    right = step(functools.partial(exact, mask=mask), tokens.detach().double().requires_grad_(), grad.double())
     found = {}
     for name in ("eager", "polytile"):
         torch.manual_seed(1)
-        mine = step(calls[name], given, grad)
-        found[name] = [float((m.double() - r).abs().max() / r.abs().max()) for m, r in zip(mine, right, strict=True)]
+        mine = step(calls[name], tokens, grad)
+        found[name] = [(m.double() - r).abs().max().div(r.abs().max()).item() for m, r in zip(mine, right, strict=True)]
     return found
 
 
 def measured(calls: Mapping[str, Callable[..., Tensor]], length: int) -> dict[str, Any]:
-    given, grad = operands(length)
-    bound = {name: functools.partial(step, call, given, grad) for name, call in calls.items()}
+    tokens, grad = operands(length)
+    bound = {name: functools.partial(step, call, tokens, grad) for name, call in calls.items()}
     first = {}
     for name, run in bound.items():
         began = time.perf_counter()
@@ -114,7 +121,7 @@ def measured(calls: Mapping[str, Callable[..., Tensor]], length: int) -> dict[st
     row: dict[str, Any] = {"length": length, "us": wall_times(bound), "first_s": first}
     row["memory"] = {name: most_memory(run) for name, run in bound.items()}
     row["errors"] = errors(calls, length) if length <= CHECKED else {}
-    text = str(polytile.explain(calls["polytile"], *given))
+    text = str(polytile.explain(calls["polytile"], tokens))
     row["chosen"] = [line.strip() for line in text.splitlines() if "attention" in line]
     kernels = [kernel for program in compiled_programs() for kernel, _ in program.calls]
     row["rejected"] = {name: why for kernel in kernels for name, why in kernel.faulty.items()}

@@ -111,6 +111,13 @@ def _needed_by(outputs: Any) -> set[torch.fx.Node]:
     return found
 
 
+def _is_short(head: Any) -> bool:
+    """Whether kernels take heads of this size: by what it was in the traced call, if it is known only in a call. Longer ones then
+    run with scores in memory."""
+    known = head if isinstance(head, int) else head.node.hint
+    return known is not None and known <= LONGEST
+
+
 class _Training(Rewriting):
     """The rewriting of one attention and of its derivative."""
 
@@ -176,8 +183,8 @@ class _Training(Rewriting):
             return
         if value(q).dtype == torch.float32:
             raise NotAttention("on a GPU its gradient is computed in 16-bit types only")
-        if not all(isinstance(shape(each)[3], int) and shape(each)[3] <= LONGEST for each in (q, v)):
-            raise NotAttention(f"on a GPU its gradient is computed for heads of up to {LONGEST} that are known before a call")
+        if not all(_is_short(shape(each)[3]) for each in (q, v)):
+            raise NotAttention(f"on a GPU its gradient is computed for heads of up to {LONGEST}")
 
     def _narrowed(
         self, q: torch.fx.Node, k: torch.fx.Node, v: torch.fx.Node, scale: float
