@@ -25,6 +25,8 @@ from polytile.ir import philox
 
 WORDS = 4
 """Words of a counter."""
+VECTORS = (4, 8)
+"""How many neighbours a step of eager's kernel serves at most: 16 bytes of a type."""
 PIECE = 1 << 22
 """Number of elements whose numbers the reference computes at once."""
 
@@ -32,7 +34,7 @@ PIECE = 1 << 22
 @dataclass(frozen=True)
 class Dropout:
     """Drops elements with probability `p`, by the stream of a kernel with `threads` threads, which serves up to `vector`
-    neighbouring elements per step. Raises ValueError for a `p` that keeps all elements or none."""
+    neighbouring elements per step, one of VECTORS. Raises ValueError for a `p` that keeps all elements or none."""
 
     p: float
     vector: int
@@ -41,6 +43,8 @@ class Dropout:
     def __post_init__(self) -> None:
         if not 0 < self.p < 1 or self.last < 0:
             raise ValueError(f"Dropout with probability {self.p} draws no numbers.")
+        if self.vector not in VECTORS:
+            raise ValueError(f"No kernel of eager's serves {self.vector} neighbours per step.")
 
     @property
     def factor(self) -> float:

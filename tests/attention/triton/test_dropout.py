@@ -16,8 +16,9 @@ from tests.attention.triton.interpreted import CHIP, check, config
 F32, BF16 = torch.float32, torch.bfloat16
 SIZE = {"B": 2, "Hq": 4, "Hkv": 2, "Mq": 21, "Mkv": 37, "D": 16, "Dv": 16}
 EVEN, HALF_EVEN = {"Mq": 24, "Mkv": 48}, {"Mq": 3, "Mkv": 36}
-LENGTHS = [EVEN, HALF_EVEN, {"B": 1, "Hq": 2, "Hkv": 1, "Mq": 21, "Mkv": 37}, {"B": 1, "Hq": 1, "Hkv": 1, "Mq": 5}, {"Mkv": 1}]
-"""Eight neighbours of a step, four, two, one, and rows of a single key."""
+LENGTHS = [EVEN, HALF_EVEN, {}, {"B": 1}, {"B": 1, "Hq": 2, "Hkv": 1}, {"B": 1, "Hq": 1, "Hkv": 1, "Mq": 5}, {"Mkv": 1}]
+"""Steps of eight neighbours in rows that begin with a counter, of eight and four in rows that begin inside, of two, of one, and
+rows of a single key."""
 
 
 def dropout(p: float = 0.3, vector: int = 8, threads: int = 256) -> Dropout:
@@ -51,10 +52,12 @@ def test_biases_half_types_and_wide_positions() -> None:
             backward.check(AttentionProblem(BF16, None, dropout=dropout(), backward=True), SIZE | size, wide)
 
 
-def test_four_neighbours_share_a_counter_where_rows_begin_with_one() -> None:
+@pytest.mark.parametrize(
+    ("heads", "divisible", "helper"), [(4, {"Mkv"}, "fours"), (3, {"Mkv"}, "fours"), (4, set(), "shifted"), (3, set(), "")]
+)
+def test_neighbours_share_counters_as_far_as_facts_allow(heads: int, divisible: set[str], helper: str) -> None:
     problem = AttentionProblem(BF16, None, dropout=dropout())
-    exact = tuple((name, SIZE[name]) for name in ("D", "Dv", "Hq", "Hkv"))
+    exact = (("D", 16), ("Dv", 16), ("Hq", heads), ("Hkv", heads))
     how: Config = config("flash")
-    for divisible, shared in ((frozenset({"Mkv"}), True), (frozenset[str](), False)):
-        (launch,) = generate(problem, how, Facts(divisible, exact=exact), CHIP).launches
-        assert ("pt_kept_fours(seed" in launch.source) == shared
+    (launch,) = generate(problem, how, Facts(frozenset(divisible), exact=exact), CHIP).launches
+    assert f"pt_kept{helper and '_'}{helper}(seed, counter, ((p0" in launch.source

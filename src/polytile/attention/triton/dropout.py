@@ -1,10 +1,11 @@
 """Dropout inside an attention launch: which weights of a tile are kept, by the numbers that eager draws (ir/dropout.py).
 
-Where every row begins with a counter, four neighbouring keys share one, as in loops (codegen/triton/random.py):
+Four neighbours share a counter, whose words are computed once, as in loops (codegen/triton/random.py):
 
     counters   [BLOCK_M, BLOCK_N / 4] → [BLOCK_M, BLOCK_N / 4, 2, 2] words → [BLOCK_M, BLOCK_N] booleans
 
-Elsewhere each element computes its counter by itself, at four times the work.
+Rows that begin inside a counter take words of two: twice the work. If the number of weights may be no multiple of four, each
+weight computes its counter by itself: four times the work.
 """
 
 from __future__ import annotations
@@ -38,16 +39,20 @@ def kept_lines(unit: Unit) -> list[str]:
     row, keys = f"((p0 * {unit.number('Hq')} + p1) * {unit.number('Mq')} + p2)", unit.number("Mkv")
     how = f"{dropout.threads}, {dropout.last}"
     known = math.prod(facts.divisor(name) for name in NUMBERED)
-    if dropout.vector % WORDS == 0 == known % dropout.vector and facts.divisor("Mkv") % WORDS == 0:
-        places = f"(j // {WORDS} + {unit.wide(f'tl.arange(0, BLOCK_N // {WORDS})')})[None, :]"
-        fours = f"{row} * ({keys} // {WORDS}) + {places}"
-        drawn = f"pt_kept_fours(seed, counter, {fours}, {dropout.vector // WORDS}, {how})"
-        return [f"kept = tl.reshape({drawn}, [BLOCK_M, BLOCK_N])"]
-    return [
-        f"count = {unit.index(sympy.Mul(*map(symbol, NUMBERED)))}",
-        f"width = tl.minimum(tl.cast(count & -count, tl.int32), {dropout.vector})",
-        f"kept = pt_kept(seed, counter, {row} * {keys} + {unit.key_places}, width, {how})",
-    ]
+    lines = [f"count = {unit.index(sympy.Mul(*map(symbol, NUMBERED)))}"]
+    if known % WORDS:
+        lines.append(f"width = tl.minimum(tl.cast(count & -count, tl.int32), {dropout.vector})")
+        return [*lines, f"kept = pt_kept(seed, counter, {row} * {keys} + {unit.key_places}, width, {how})"]
+    half = f"{dropout.vector // WORDS - 1}"  # whether a step serves the words of two counters
+    if known % dropout.vector:
+        lines.append(f"half = (count % {dropout.vector} == 0).to(tl.int32)")
+        half = "half"
+    fours = unit.wide(f"tl.arange(0, BLOCK_N // {WORDS})")
+    if facts.divisor("Mkv") % WORDS:
+        drawn = f"pt_kept_shifted(seed, counter, {row} * {keys} + j, {fours}[None, :], {half}, {how})"
+    else:
+        drawn = f"pt_kept_fours(seed, counter, {row} * ({keys} // {WORDS}) + (j // {WORDS} + {fours})[None, :], {half}, {how})"
+    return [*(lines if half == "half" else []), f"kept = tl.reshape({drawn}, [BLOCK_M, BLOCK_N])"]
 
 
 def dropped(unit: Unit, weights: str) -> str:

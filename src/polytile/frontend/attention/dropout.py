@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from polytile.frontend.attention.scores import NotAttention
 from polytile.frontend.attention.views import VIEWS, number, source, value
 from polytile.ir import sizes
-from polytile.ir.dropout import Dropout, kept_from
+from polytile.ir.dropout import VECTORS, Dropout, kept_from
 from polytile.runtime.cuda.seeds import next_state, signed
 from polytile.runtime.target import Target
 
@@ -52,7 +52,7 @@ def _run(shape: list[int], threads: int, *, device: torch.device) -> torch.Tenso
     """The state of torch's default generator, which advances. A CPU, whose generator has no offset, has two random numbers."""
     if device.type != "cuda":
         return torch.empty(2, dtype=torch.int64, device=device).random_()
-    return next_state(device, Dropout(0.5, 1, threads).advance(math.prod(shape)))
+    return next_state(device, Dropout(0.5, VECTORS[0], threads).advance(math.prod(shape)))
 
 
 _library.impl("dropout_state", _run, "CompositeExplicitAutograd")
@@ -144,14 +144,14 @@ def served(device: torch.device, dtype: torch.dtype) -> int | None:
     ir/dropout.py. Triton's interpreter draws those of a GPU."""
     if Target.of(device).native:
         return None
-    return _served(device, dtype) if device.type == "cuda" else BYTES // dtype.itemsize
+    return _served(device, dtype) if device.type == "cuda" else max(VECTORS[0], BYTES // dtype.itemsize)
 
 
 @functools.cache
 def _served(device: torch.device, dtype: torch.dtype) -> int | None:
     """The same, by drawing with the kernel. torch's default generator is left as it was."""
     threads = threads_of(device)
-    widest = BYTES // dtype.itemsize
+    widest = max(VECTORS[0], BYTES // dtype.itemsize)
     count = 2 * threads * widest + PROBED
     generator = torch.cuda.default_generators[device.index or 0]
     before, offset = generator.get_state(), generator.get_offset()
@@ -160,7 +160,7 @@ def _served(device: torch.device, dtype: torch.dtype) -> int | None:
         drawn = aten.native_dropout(torch.ones(count, dtype=dtype, device=device), 0.5, True)[1]
         advanced = generator.get_offset() - offset
         generator.set_state(before)
-        for vector in dict.fromkeys((widest, 4)):
+        for vector in (each for each in VECTORS if each <= widest):
             how = Dropout(0.5, vector, threads)
             places = (0, threads * vector - PROBED // 2, count - PROBED)
             alike = (torch.equal(drawn[p : p + PROBED], kept_from(how, state, count, p, PROBED)) for p in places)
