@@ -46,7 +46,8 @@ def attend(tokens: Tensor) -> Tensor:
 
 
 def fused(tokens: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(*heads(tokens), dropout_p=P, is_causal=True).transpose(1, 2).flatten(2)
+    q, k, v = heads(tokens)
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=P, is_causal=True).transpose(1, 2).flatten(2)
 
 
 def exact(tokens: Tensor, mask: Tensor) -> Tensor:
