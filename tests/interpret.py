@@ -14,7 +14,14 @@ import torch
 
 from polytile.errors import IRError
 from polytile.ir import sizes
-from polytile.ir.attention import Attention, attend, attend_backward, attend_sequences, attend_sequences_backward
+from polytile.ir.attention import (
+    Attention,
+    attend,
+    attend_backward,
+    attend_sequences,
+    attend_sequences_backward,
+    factors_of,
+)
 from polytile.ir.buffer import Buffer, View
 from polytile.ir.dtypes import compute_dtype
 from polytile.ir.evaluate import changed_scores, flat_view, run_loop
@@ -94,6 +101,8 @@ def run_attention(
     indices = {name: tensor(view) for name, view in placed.named.items()} if placed is not None else {}
     if placed is not None:
         count, keys = (sizes.evaluate(size, size_values) for size in (placed.count, placed.keys))
+    if attention.dropout is not None:
+        settings["factors"] = factors_of(attention.dropout, tensor(attention.random), (*q.shape[:3], k.shape[2]))
     if loop is not None:
         settings["scores"] = lambda products: changed_scores(loop, products, buffers, size_values, precision)
     if gradients is not None:

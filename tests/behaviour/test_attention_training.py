@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polytile.compiler.programs import compiled_programs
+from polytile.frontend.attention.dropout import threads_of
+from polytile.ir.dropout import Dropout, kept
 from tests.behaviour.helpers import check_gradients, compiled, multikernels
 from tests.frontend.attention_spellings import hf_eager, nanogpt, t5
 
@@ -89,3 +91,20 @@ def test_generated_kernels_serve_the_derivative(how: dict[str, Any]) -> None:
         check_gradients(causal, call, heads(batch, rows, 4), heads(batch, rows), heads(batch, rows))
     (kernel,) = [kernel for kernel in multikernels() if kernel.spec.family == "attention_backward"]
     assert {decision.candidate.split()[0] for decision in kernel.decisions} == {"backward"}
+
+
+def test_generated_kernels_drop_the_weights_whose_numbers_a_gpu_draws() -> None:
+    """In both passes of each call, from a state that the generator has given, under Triton's interpreter."""
+    call = compiled(
+        lambda q, k, v: torch.native_dropout(torch.softmax(q @ k.mT, -1), 0.3, True)[0] @ v,
+        tune="off", interpret=True, sources="triton",
+    )  # fmt: skip
+    how = Dropout(0.3, 4, threads_of(torch.device("cpu")))
+    for rows, keys in ((20, 32), (17, 13)):
+        given = heads(2, rows, 4), heads(2, keys, 4), heads(2, keys, 4)
+        torch.manual_seed(5)
+        mask = kept(how, torch.empty(2, dtype=torch.int64).random_(), (2, 4, rows, keys)) / 0.7
+        torch.manual_seed(5)
+        check_gradients(lambda q, k, v, mask=mask: (torch.softmax(q @ k.mT, -1) * mask) @ v, call, *given)
+    served = {kernel.spec.family: {decision.candidate.split()[0] for decision in kernel.decisions} for kernel in multikernels()}
+    assert served["attention"] == {"flash"} and served["attention_backward"] == {"backward"}

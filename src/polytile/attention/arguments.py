@@ -14,7 +14,7 @@ import torch
 
 from polytile.attention.layout import INDICES
 from polytile.attention.problem import SIZES, AttentionProblem, symbol
-from polytile.ir.attention import attend, attend_backward, attend_sequences, attend_sequences_backward
+from polytile.ir.attention import attend, attend_backward, attend_sequences, attend_sequences_backward, factors_of
 from polytile.ir.evaluate import changed_scores
 from polytile.runtime import noise
 from polytile.schedule import examples
@@ -41,6 +41,7 @@ class Operands:
     grad_lse: torch.Tensor | None = None
     changed: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] | None = None
     """Computes scores, and their slopes, from the scaled products, if the problem has an expression for them."""
+    random: torch.Tensor | None = None
     indices: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """The integer tensors that describe the sequences (attention/layout.py)."""
     count: int = 0
@@ -75,6 +76,8 @@ def operands(problem: AttentionProblem, args: Sequence[Any]) -> Operands:
         steps = tuple([args[k] for k in strides])
         alike = tensor.shape == shape and tensor.stride() == steps
         named[name] = tensor if alike else tensor.as_strided(shape, steps, tensor.storage_offset())
+    if problem.dropout is not None:
+        named["random"] = args[[tensor.name for tensor in problem.tensors].index("random")]
     if problem.scores is not None:
         named["changed"] = functools.partial(_changed, problem, args)
     if problem.layout is not None:
@@ -97,7 +100,7 @@ def _changed(problem: AttentionProblem, args: Sequence[Any], products: torch.Ten
 @functools.lru_cache(1024)
 def _places(problem: AttentionProblem) -> list[tuple[str, list[int], list[int] | None] | None]:
     """For each tensor, its name and the positions of its sizes and strides among the flat arguments; None for tensors of the
-    scores."""
+    scores, and for `random`."""
     at = {name: k for k, name in enumerate(problem.size_names, len(problem.tensors))}
     places: list[tuple[str, list[int], list[int] | None] | None] = []
     for tensor in problem.tensors:
@@ -131,10 +134,13 @@ def run_attention(problem: AttentionProblem, given: Operands, precision: torch.d
         attend_sequences_backward(
             given.q, given.k, given.v, *given.left, given.gradients[:3], given.indices, given.count, **how
         )
-    elif problem.layout is not None:
+        return
+    if problem.layout is not None:
         placed = given.indices, given.count, given.keys
         attend_sequences(given.q, given.k, given.v, given.out, given.lse, *placed, **how, scores=given.changed)
-    elif problem.backward:
+        return
+    how["factors"] = factors_of(problem.dropout, given.random, (*given.q.shape[:3], given.k.shape[2]))
+    if problem.backward:
         how |= {"scores": given.changed, "grad_lse": given.grad_lse, "with_changes": problem.changes}
         found = attend_backward(given.q, given.k, given.v, *given.left, **how)
         for gradient, value in zip(given.gradients, found, strict=True):
@@ -164,6 +170,8 @@ def positions(problem: AttentionProblem) -> tuple[sympy.Expr, ...]:
             ends.append(sum(n * symbol(f"{tensor.name}_stride_{a}") for n, a in zip(sizes, axes, strict=True)))
         elif sizes:
             ends.append(sympy.Mul(*sizes))
+    if problem.dropout is not None:  # weights are numbered
+        ends.append(sympy.Mul(*map(symbol, ("B", "Hq", "Mq", "Mkv"))))
     return tuple(ends)
 
 
@@ -176,6 +184,8 @@ def make_args(problem: AttentionProblem, size: Mapping[str, int], target: torch.
     full = {**dict.fromkeys(problem.size_names, 1), **problem.dense_strides(size), **size}
     tensors = []
     loaded = {**_loaded(problem, full, target), **_indices(problem, full, target)}
+    if problem.dropout is not None:
+        loaded["random"] = noise.integers(0, 1 << 40, 2, torch.int64, target)
     for tensor in problem.tensors:
         if tensor.name in loaded:
             tensors.append(loaded[tensor.name])

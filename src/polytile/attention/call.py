@@ -30,7 +30,8 @@ class AttentionSite:
 def canonicalize(attention: Attention, buffers: Mapping[str, Buffer]) -> tuple[AttentionProblem, AttentionSite]:
     """The problem of an attention, and how to call its kernel."""
     q, k, v, backward = attention.q, attention.k, attention.v, attention.gradients is not None
-    strided = [view for view in attention.views if backward or view is not attention.lse]
+    dense = (attention.random, None if backward else attention.lse)
+    strided = [view for view in attention.views if not any(view is each for each in dense)]
     scores, captured, integers = _scores(attention, buffers)
     on_gpu = buffers[q.buffer].device.type == "cuda"
     problem = AttentionProblem(
@@ -47,6 +48,7 @@ def canonicalize(attention: Attention, buffers: Mapping[str, Buffer]) -> tuple[A
         window=attention.window,
         layout=_layout(attention.sequences),
         changes=attention.gradients is not None and attention.gradients.dscores is not None,
+        dropout=attention.dropout,
     )
     strides = (stride for view in strided for stride in view.strides)
     read, written = ([view.passed(buffers) for view in views] for views in (attention.read, attention.written))

@@ -18,6 +18,7 @@ import sympy
 import torch
 
 from polytile.attention.layout import Extents, Layout
+from polytile.ir.dropout import Dropout
 from polytile.ir.printer import type_name
 from polytile.problem import digest
 from polytile.runtime import regime
@@ -35,7 +36,7 @@ DECIDING = {
 
 AXES = {"q": "bhmd", "k": "bhnd", "v": "bhnd", "bias": "bhmn", "out": "bhmd", "saved": "bhm", "grad": "bhmd",
         "grad_lse": "bhm", "dq": "bhmd", "dk": "bhnd", "dv": "bhnd", "dscores": "bhmn"}  # fmt: skip
-"""The dimensions of each tensor. `lse` is a dense (B, Hq, Mq), so no strides are passed for it."""
+"""The dimensions of each tensor. `lse`, a dense (B, Hq, Mq), and `random` have none, so no strides are passed for them."""
 EXTENTS = {"q": ("B", "Hq", "Mq", "D"), "k": ("B", "Hkv", "Mkv", "D"), "v": ("B", "Hkv", "Mkv", "Dv"),
            "bias": ("B", "Hq", "Mq", "Mkv"), "out": ("B", "Hq", "Mq", "Dv"), "lse": ("B", "Hq", "Mq"),
            "saved": ("B", "Hq", "Mq"), "grad": ("B", "Hq", "Mq", "Dv"), "grad_lse": ("B", "Hq", "Mq"),
@@ -106,6 +107,8 @@ class AttentionProblem:
         The memory layout of sequences of varying length (attention/layout.py). Its index tensors follow the bias, and lse is then
         a
         dense (Hq, Tq).
+    dropout
+        How softmax weights are dropped (ir/dropout.py). `random`, int64 [2], follows the bias: the seed and the offset.
     """
 
     dtype: torch.dtype
@@ -121,6 +124,7 @@ class AttentionProblem:
     window: tuple[int, int] | None = None
     layout: Layout | None = None
     changes: bool = False
+    dropout: Dropout | None = None
 
     @property
     def family(self) -> str:
@@ -131,6 +135,7 @@ class AttentionProblem:
         """Every tensor argument, in order."""
         bias: tuple[TensorArg, ...] = (TensorArg("bias", self.bias.dtype, "in"),) if self.bias is not None else ()
         read = (TensorArg(name, self.dtype, "in") for name in "qkv")
+        bias += (TensorArg("random", torch.int64, "in"),) if self.dropout is not None else ()
         bias += (
             tuple(TensorArg(name, dtype, "in") for name, dtype in self.layout.indices)
             if self.layout is not None
@@ -154,8 +159,8 @@ class AttentionProblem:
 
     @property
     def computes_scores(self) -> bool:
-        """Whether scores or masks need more than a bias and a causal mask."""
-        return self.scores is not None or self.window is not None
+        """Whether scores, masks or weights need more than a bias and a causal mask."""
+        return self.scores is not None or self.window is not None or self.dropout is not None
 
     def axes(self, name: str) -> str:
         """The dimensions (letters) along which a tensor's strides are passed."""
@@ -189,6 +194,7 @@ class AttentionProblem:
         marks += f" | window {self.window}" if self.window is not None else ""
         marks += f" | {self.layout}" if self.layout is not None else ""
         marks += " | changes" if self.changes else ""
+        marks += f" | {self.dropout}" if self.dropout is not None else ""
         return f"{self.family} {type_name(self.dtype)} {self.scale!r} {marks}{scores}"
 
     @cached_property

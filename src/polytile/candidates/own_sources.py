@@ -100,7 +100,7 @@ class _Cpp(Source):
         return cpp_products.product_candidates(asked.kernel, asked.name, asked.threads) if asked.native else ()
 
     def attentions(self, asked: AttentionRequest) -> Sequence[Candidate]:
-        if not asked.native:
+        if not asked.native or asked.problem.dropout is not None:
             return ()
         problem, name = asked.problem, asked.name
         return _unless(CompilerMissing, lambda: cpp_attentions(problem, name, asked.threads), f"{name} {CALLS}")

@@ -98,6 +98,8 @@ def lower_graph(graph: torch.fx.GraphModule, name: str, weights: Mapping[str, st
 
 IN_KERNEL = "its scores are computed in the kernel; no mask or bias is made in memory"
 """The reason reported for an attention whose score modification is fused into the kernel."""
+DROPPED = "its weights are dropped in the kernel by eager's random numbers, of which no mask is made"
+"""The reason reported for an attention with dropout."""
 
 
 class _Driver:
@@ -334,8 +336,10 @@ class _Driver:
         if reasons:
             how, reason = "library", reasons[0]
         elif any(isinstance(op, Template | Attention) for op in new):
-            inside = any(isinstance(op, Attention) and op.scores is not None for op in new)
-            how, reason = "template", IN_KERNEL if inside else node.meta.get(REASON, "")
+            attentions = [op for op in new if isinstance(op, Attention)]
+            inside = [IN_KERNEL] if any(op.scores is not None for op in attentions) else []
+            inside += [DROPPED] if any(op.dropout is not None for op in attentions) else []
+            how, reason = "template", "; ".join(inside) or node.meta.get(REASON, "")
         else:
             view = isinstance(result, Tensor) and result.view is not None and not new
             how, reason = ("view", "index algebra, no work") if view else ("generated", "")

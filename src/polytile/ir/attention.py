@@ -11,6 +11,7 @@ import sympy
 import torch
 
 from polytile.ir.buffer import View
+from polytile.ir.dropout import Dropout, kept
 from polytile.ir.dtypes import compute_dtype
 from polytile.ir.loop import Loop
 
@@ -89,6 +90,9 @@ class Attention:
         Masks further keys (see ir.attention.window_mask).
     sequences
         Set for packed or paged sequences; then q, k and v have the sizes of their memory (see attention.layout).
+    dropout, random
+        If given, softmax weights are dropped as elements of a row-major (batch, heads, m, n); `random`, int64 [2], has the seed
+        and the offset of their numbers. The log-sum-exp is that of all weights.
     """
 
     name: str
@@ -107,6 +111,8 @@ class Attention:
     scores: Loop | None = None
     window: tuple[int, int] | None = None
     sequences: Sequences | None = None
+    dropout: Dropout | None = None
+    random: View | None = None
 
     @property
     def extents(self) -> tuple[sympy.Expr, ...]:
@@ -121,7 +127,7 @@ class Attention:
     def read(self) -> tuple[View, ...]:
         places = self.sequences.views if self.sequences is not None else ()
         left = () if self.gradients is None else (self.out, self.lse, self.gradients.grad, self.gradients.lse)
-        own = (self.q, self.k, self.v, self.bias, *places, *left)
+        own = (self.q, self.k, self.v, self.bias, self.random, *places, *left)
         return tuple(view for view in own if view is not None)
 
     @property
@@ -212,6 +218,7 @@ def attend(
     precision: torch.dtype | None = None,
     scores: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] | None = None,
     window: tuple[int, int] | None = None,
+    factors: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) of an ir.attention.Attention.
 
@@ -224,11 +231,13 @@ def attend(
     scores
         Computes the scores from the scaled products (batch, heads, m, n), in place of `bias` and `causal`. In a backward pass
         their derivatives by the products may follow.
+    factors
+        (batch, heads, m, n), what softmax weights are multiplied by: those of dropout (see `factors_of`).
     """
     if scores is None and _has_parts(q, k):
         how: dict[str, Any] = {"scale": scale, "causal": causal, "fill": fill, "empty_is_0": empty_is_0}
         how |= {"precision": precision, "window": window}
-        return _by_part(attend, q=q, k=k, v=v, given={"bias": bias}, **how)
+        return _by_part(attend, q=q, k=k, v=v, given={"bias": bias, "factors": factors}, **how)
     dtype = precision or compute_dtype(q.dtype)
     scale = math.sqrt(1 / max(1, q.shape[3])) if scale is None else scale
     group = q.shape[1] // max(1, k.shape[1])
@@ -244,6 +253,7 @@ def attend(
         shares = torch.softmax(changed, -1)
         if empty_is_0:
             shares = torch.where((changed == EMPTY).all(-1, keepdim=True), 0.0, shares)
+        shares = shares if factors is None else shares * rows.of(factors)
         found.append((shares @ v, torch.logsumexp(changed, -1)))
     out, lse = (torch.cat(each, 2) for each in zip(*found, strict=True))
     return out, lse
@@ -254,7 +264,7 @@ def attend_backward(
     bias: torch.Tensor | None = None, *, scale: float | None, causal: str = "", fill: float = EMPTY, empty_is_0: bool = True,
     precision: torch.dtype | None = None, window: tuple[int, int] | None = None,
     scores: Callable[[torch.Tensor], tuple[torch.Tensor, ...]] | None = None, grad_lse: torch.Tensor | None = None,
-    with_changes: bool = False,
+    with_changes: bool = False, factors: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """The gradients of q, k and v of `attend`, from its results and the gradients of `out` and, if given, of `lse`; and, with
     `with_changes`, that of the scores. A row that attends to no key, whose lse is -inf, contributes none, and neither does a key
@@ -262,7 +272,7 @@ def attend_backward(
     if scores is None and _has_parts(q, k):
         how: dict[str, Any] = {"scale": scale, "causal": causal, "fill": fill, "empty_is_0": empty_is_0}
         how |= {"precision": precision, "window": window, "with_changes": with_changes}
-        given = {"out": out, "lse": lse, "grad": grad, "bias": bias, "grad_lse": grad_lse}
+        given = {"out": out, "lse": lse, "grad": grad, "bias": bias, "grad_lse": grad_lse, "factors": factors}
         return _by_part(attend_backward, q=q, k=k, v=v, given=given, **how)
     dtype = precision or compute_dtype(q.dtype)
     scale = math.sqrt(1 / max(1, q.shape[3])) if scale is None else scale
@@ -284,19 +294,29 @@ def attend_backward(
             masked(products, own, causal, fill, added, window, rows),
         )  # fmt: skip
         shares = torch.exp(changed - torch.where(own_lse == EMPTY, 0.0, own_lse).to(dtype).unsqueeze(-1))
-        of_scores = shares * (own_grad @ v.transpose(-1, -2) - rows.of(delta))
+        of_shares = own_grad @ v.transpose(-1, -2)
+        dropped = shares if factors is None else shares * rows.of(factors)
+        of_shares = of_shares if factors is None else of_shares * rows.of(factors)
+        of_scores = shares * (of_shares - rows.of(delta))
         changes = of_scores * scale
         for slope in slopes:
             changes = torch.where(changed == EMPTY, 0.0, changes * slope)
         if own is not None and own.dtype == torch.bool:  # a replaced score does not depend on q and k
             changes = torch.where(own, changes, 0.0)
         dk += changes.transpose(-1, -2) @ own_q
-        dv += shares.transpose(-1, -2) @ own_grad
+        dv += dropped.transpose(-1, -2) @ own_grad
         found.append((changes @ k, of_scores) if with_changes else (changes @ k,))
     dq, *more = (torch.cat(each, 2) for each in zip(*found, strict=True))
     if group != 1:
         dk, dv = (each.unflatten(1, (heads, group)).sum(2) for each in (dk, dv))
     return dq, dk, dv, *more
+
+
+def factors_of(dropout: Dropout | None, random: torch.Tensor | None, shape: tuple[int, ...]) -> torch.Tensor | None:
+    """What `dropout` multiplies softmax weights (batch, heads, m, n) by, in float32; None without it."""
+    if dropout is None or random is None:
+        return None
+    return kept(dropout, random, shape).to(torch.float32).mul_(dropout.factor)
 
 
 def _has_parts(q: torch.Tensor, k: torch.Tensor) -> bool:

@@ -24,12 +24,16 @@ _WORD = 0xFFFFFFFF
 _ROUNDS = 10
 
 
-def words(seed: torch.Tensor, offset: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The four 32-bit words, as int64 in [0, 2³²), for int64 `seed` and `offset` of broadcastable shapes."""
-    seed, offset = torch.broadcast_tensors(seed, offset)
+def words(
+    seed: torch.Tensor, offset: torch.Tensor, sequence: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The four 32-bit words, as int64 in [0, 2³²), for int64 `seed` and `offset` of broadcastable shapes. `sequence` is the upper
+    half of the counter, 0 if it is not given."""
+    sequence = torch.zeros_like(offset) if sequence is None else sequence
+    seed, offset, sequence = torch.broadcast_tensors(seed, offset, sequence)
     key0, key1 = seed & _WORD, (seed >> 32) & _WORD
     c0, c1 = offset & _WORD, (offset >> 32) & _WORD
-    c2, c3 = torch.zeros_like(c0), torch.zeros_like(c0)
+    c2, c3 = sequence & _WORD, (sequence >> 32) & _WORD
     for _ in range(_ROUNDS):
         high0, low0 = _multiply(c0, _MULTIPLIERS[0])
         high1, low1 = _multiply(c2, _MULTIPLIERS[1])

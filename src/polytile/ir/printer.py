@@ -166,10 +166,11 @@ def _attention_text(op: Attention) -> str:
         mask += f" mask {view_text(op.bias)} else {op.fill}" if op.bias.dtype == torch.bool else f" bias {view_text(op.bias)}"
     mask += "" if op.empty_is_0 else " (no key: NaN)"
     mask += f" window {op.window}" if op.window is not None else ""
+    mask += f" dropout {op.dropout.p} by {view_text(op.random)}" if op.dropout is not None and op.random is not None else ""
     if op.sequences is not None:
         mask += f" of {op.sequences.count} sequences up to {op.sequences.rows} by {op.sequences.keys}: "
         mask += ", ".join(f"{name} {view_text(view)}" for name, view in op.sequences.named.items())
-    apart = (op.bias, *(op.sequences.views if op.sequences is not None else ()))
+    apart = (op.bias, op.random, *(op.sequences.views if op.sequences is not None else ()))
     read = ", ".join(view_text(view) for view in op.read if not any(view is other for other in apart))
     call = "attend" if op.gradients is None else "attend_backward"
     return f"attention {op.name}: {written} = {call}({read}) scale {op.scale}{mask}  # {', '.join(op.origins)}"

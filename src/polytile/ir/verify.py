@@ -229,7 +229,7 @@ def _attention_shape(operation: Operation, scope: Scope) -> Iterator[str]:
     if operation.sequences is not None:
         yield from _sequences_shape(operation)
         return
-    by_rows = (operation.lse, operation.gradients.lse if operation.gradients is not None else None)
+    by_rows = (operation.lse, operation.gradients.lse if operation.gradients is not None else None, operation.random)
     if any(len(view.sizes) != 4 for view in operation.views if not any(view is other for other in by_rows)):
         yield "attention takes views of four dimensions"
         return
@@ -242,6 +242,8 @@ def _attention_shape(operation: Operation, scope: Scope) -> Iterator[str]:
     ]  # fmt: skip
     if operation.bias is not None:
         pairs += zip(("bias batch", "bias heads", "bias m", "bias n"), operation.bias.sizes, (batch, heads, m, n), strict=True)
+    if operation.random is not None:
+        pairs.append(("seed and offset", operation.random.sizes[0], sympy.Integer(2)))
     if operation.gradients is not None:
         given, own = operation.gradients, (operation.out, operation.q, operation.k, operation.v)
         for gradient, of in zip((given.grad, given.dq, given.dk, given.dv), own, strict=True):

@@ -10,6 +10,7 @@ from polytile.attention.problem import AXES, EXTENTS, SIZES, AttentionProblem
 from polytile.attention.triton.schedules import generate
 from polytile.codegen.triton import interpret
 from polytile.ir.attention import EMPTY, masked
+from polytile.ir.dropout import kept
 from polytile.matmul.triton.unit import Chip
 from polytile.problem import Config
 from polytile.schedule.facts import Facts
@@ -26,6 +27,9 @@ def tensors(problem: AttentionProblem, size: Mapping[str, int]) -> dict[str, tor
     """Random tensors, full of NaN where they are written. A derivative's `out` and `saved` are what attention gives."""
     made = {}
     for tensor in problem.tensors:
+        if tensor.name == "random":
+            made[tensor.name] = torch.tensor([-7 << 40, (1 << 34) - 8])  # the counter's low word overflows
+            continue
         shape = [size[name] for name in EXTENTS[tensor.name]]
         if tensor.name == "bias":
             assert problem.bias is not None
@@ -72,12 +76,12 @@ def expected(
     problem: AttentionProblem, made: Mapping[str, torch.Tensor], size: Mapping[str, int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """out and lse in float64."""
-    return attended(problem, *(made[name].double() for name in "qkv"), made.get("bias"), size)
+    return attended(problem, *(made[name].double() for name in "qkv"), made.get("bias"), size, made.get("random"))
 
 
 def attended(
     problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None,
-    size: Mapping[str, int],
+    size: Mapping[str, int], random: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     group = size["Hq"] // max(1, size["Hkv"])
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -89,6 +93,8 @@ def attended(
     weights = torch.softmax(scores, -1)
     if problem.empty_is_0 or not size["Mkv"]:
         weights = torch.where((scores == -float("inf")).all(-1, keepdim=True), 0.0, weights)
+    if problem.dropout is not None and random is not None:
+        weights = torch.where(kept(problem.dropout, random, weights.shape), weights * problem.dropout.factor, 0.0)
     return weights @ v, torch.logsumexp(scores, -1)
 
 

@@ -19,7 +19,7 @@ def check(problem: AttentionProblem, size: Mapping[str, int], wide: bool = False
     made = tensors(problem, size)
     run(problem, HOW, made, size, wide)
     leaves = [made[name].double().requires_grad_() for name in "qkv"]
-    out, _ = attended(problem, *leaves, made.get("bias"), size)
+    out, _ = attended(problem, *leaves, made.get("bias"), size, made.get("random"))
     tolerance = {F32: 2e-5, BF16: 3e-2}[problem.dtype]
     for name, right in zip(("dq", "dk", "dv"), torch.autograd.grad(out, leaves, made["grad"].double()), strict=True):
         torch.testing.assert_close(made[name].double(), right.nan_to_num(0.0), atol=tolerance, rtol=tolerance)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from polytile.runtime.cuda.seeds import BLOCK, STEP, Seeds
+from polytile.runtime.cuda.seeds import BLOCK, STATES, STEP, Seeds, signed
 
 
 class Generator:
@@ -44,7 +44,13 @@ class Device:
 
 def seeds_of(device: Device) -> Seeds:
     make: Any = Generator
-    return Seeds(device.fill, make)
+    return Seeds(device.fill, make, states)
+
+
+def states(seed: int, first: int) -> torch.Tensor:
+    """As on a device: the seed beside each offset."""
+    offsets = torch.arange(first, first + STATES * STEP, STEP)
+    return torch.stack((torch.full_like(offsets, seed), offsets), 1)
 
 
 def refused() -> torch.Generator:
@@ -96,7 +102,7 @@ def test_every_seed_is_aligned_alike(device: Device) -> None:
 
 
 def test_a_capture_draws_a_block_from_the_default_generator(device: Device) -> None:
-    seeds = Seeds(device.fill, refused)
+    seeds = Seeds(device.fill, refused, states)
     found = [int(seeds.captured(1)) for _ in range(BLOCK + 1)]
     assert len(set(found)) == BLOCK + 1
     assert device.asked == [None, None]
@@ -109,3 +115,25 @@ def test_a_call_after_a_capture_lets_go_of_the_capture_s_memory(device: Device) 
     seeds.captured(1)
     taken(seeds, Generator(), 1)
     assert seeds._captured is None
+
+
+def test_a_state_is_the_generator_s_seed_and_offset_however_far_it_advances(device: Device) -> None:
+    seeds, generator = seeds_of(device), Generator(7)
+    for step in (4, 1492, STATES * STEP, 12, 0, 8):
+        before = generator.offset
+        state = seeds.state(generator, step)  # type: ignore[arg-type]
+        assert state.tolist() == [7, before] and generator.offset == before + step
+        assert state.data_ptr() % 16 == seeds.state(generator, 4).data_ptr() % 16  # type: ignore[arg-type]
+    generator.manual_seed(8)
+    assert seeds.state(generator, 4).tolist() == [8, 0]  # type: ignore[arg-type]
+
+
+def test_a_capture_has_states_of_random_numbers(device: Device) -> None:
+    seeds = seeds_of(device)
+    found = {tuple(seeds.captured(1, 2).tolist()) for _ in range(BLOCK)}
+    assert len(found) == BLOCK and device.asked == [None]
+
+
+@pytest.mark.parametrize("seed", [0, 5, 2**63 - 1, 2**63, 2**64 - 1])
+def test_seeds_of_64_bits_keep_them(seed: int) -> None:
+    assert signed(seed) % 2**64 == seed and -(2**63) <= signed(seed) < 2**63

@@ -24,6 +24,7 @@ import torch
 
 from polytile.attention.bounds import WHOLE
 from polytile.attention.problem import AttentionProblem, symbol
+from polytile.attention.triton.dropout import dropped, kept_lines, numbers, scaled
 from polytile.attention.triton.flash import order
 from polytile.attention.triton.unit import LOG2E, Unit, row_blocks
 from polytile.codegen.triton.kernel import Launch, Scratch, TritonKernel
@@ -52,6 +53,7 @@ def _of_queries(unit: Unit) -> Launch:
         line(f"delta -= {_of_rows(unit, 'grad_lse')}")
     line(f"tl.store({unit.scratch(0, torch.float32)} + {_row(unit)}, delta, mask=inside)")
     unit.keys_at()
+    numbers(unit)
     unit.hoist()
     line("acc_q = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)")
     seen = replace(unit.bounds(), some=WHOLE.some, all=None) if unit.problem.changes else unit.bounds()
@@ -77,6 +79,7 @@ def _of_keys(unit: Unit) -> Launch:
     line(f"kv = {unit.wide(f'number % {heads}')}")
     unit.sequence()
     unit.keys_at()
+    numbers(unit)
     line(f"k_block = {unit.key_block('k', 'D', masked=True)}")
     line(f"v_block = {unit.key_block('v', 'Dv', masked=True)}")
     line("acc_k = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)")
@@ -92,11 +95,12 @@ def _of_keys(unit: Unit) -> Launch:
         _rows(unit)
         line(f"delta = tl.load({unit.scratch(0, torch.float32)} + {_row(unit)})")
         _changes(unit, masked=True, once=True)
-        line(f"acc_v = {unit.dot(f'tl.trans(p.to({value_type(unit.problem.dtype)}))', 'grad_block', 'acc_v')}")
+        weights = f"{dropped(unit, 'p')}.to({value_type(unit.problem.dtype)})"
+        line(f"acc_v = {unit.dot(f'tl.trans({weights})', 'grad_block', 'acc_v')}")
         line(f"acc_k = {unit.dot('tl.trans(ds)', 'q_block', 'acc_k')}")
     places, mask = f"(j + {unit.wide('tl.arange(0, BLOCK_N)')})[:, None]", f"(j + tl.arange(0, BLOCK_N) < {keys})[:, None]"
     _store(unit, "dk", "D", f"acc_k * {unit.scale!r}", "kv", places, mask)
-    _store(unit, "dv", "Dv", "acc_v", "kv", places, mask)
+    _store(unit, "dv", "Dv", scaled(unit, "acc_v"), "kv", places, mask)
     return unit.launch((tiles * symbol("B") * symbol("Hkv"), sizes.ONE, sizes.ONE))
 
 
@@ -131,7 +135,9 @@ def _changes(unit: Unit, masked: bool, once: bool = False, kept: bool = False) -
     line(f"p = tl.exp2(s * {unit.unit!r} - log[:, None])")
     if once:
         line("p = tl.where(inside[:, None], p, 0.0)")
-    line(f"ds = p * ({unit.dot('grad_block', 'v_block.T')} - delta[:, None])")
+    unit.out.extend(kept_lines(unit))
+    of_weights = scaled(unit, dropped(unit, unit.dot("grad_block", "v_block.T")))
+    line(f"ds = p * ({of_weights} - delta[:, None])")
     if kept:
         line("keys = j + tl.arange(0, BLOCK_N)")
         at = f"{unit.base('dscores', 'p1')} + row[:, None].to(tl.int64) * {unit.number('dscores_stride_m')} + keys[None, :]"

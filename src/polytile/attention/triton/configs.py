@@ -118,6 +118,7 @@ def space(problem: AttentionProblem, device: DeviceFacts) -> tuple[Config, ...]:
     """Every config in canonical order, for all head sizes: plain tiles, packed tiles, split keys and specialised warps, or those
     of the backward pass."""
     plain = problem.scores is None and problem.bias is None and problem.layout is None and all(problem.dense)
+    plain = plain and problem.dropout is None
     specialised = plain and not problem.changes and problem.dtype.itemsize == 2 and device.capability == SPECIALISED_ON
     if problem.backward:
         return _backward_space(problem.dtype.itemsize, device.shared_per_block, specialised and problem.scale != 0)
@@ -149,7 +150,7 @@ def valid(problem: AttentionProblem, config: Config, size: Mapping[str, int]) ->
     group = size["Hq"] // max(1, size["Hkv"])
     rows = group * queries
     if schedule.shares_keys:
-        return 0 < rows <= FEW_ROWS and _fits(row[0], rows, itemsize) and size["Mkv"] >= 2 * row[1]
+        return problem.dropout is None and 0 < rows <= FEW_ROWS and _fits(row[0], rows, itemsize) and size["Mkv"] >= 2 * row[1]
     if config.get("packed"):
         return group > 1 and queries <= PACKED_UP_TO and _fits(row[0], rows, itemsize)
     return _fits(row[0], queries, itemsize)

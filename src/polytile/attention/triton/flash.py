@@ -15,6 +15,7 @@ scores reach memory. Elsewhere: FlashAttention-2; CUTLASS: fused multi-head atte
 from __future__ import annotations
 
 from polytile.attention.problem import AttentionProblem
+from polytile.attention.triton.dropout import scaled
 from polytile.attention.triton.unit import Unit, row_blocks
 from polytile.codegen.triton.kernel import TritonKernel
 from polytile.ir import sizes
@@ -66,7 +67,7 @@ def finish(unit: Unit) -> None:
     if problem.lse:
         line(f"tl.store({lse_at(unit)}, {unit.logarithm}, mask=inside)")
     line(f"total = {unit.divisor}")
-    line("acc = acc / total[:, None]")
+    line(f"acc = {scaled(unit, 'acc')} / total[:, None]")
     store(unit, "acc", "tl.arange(0, BLOCK_DV)[None, :]")
 
 

@@ -20,6 +20,7 @@ from polytile.attention.bounds import FIRST, LAST, WHOLE, Analysis, Bounds, Rang
 from polytile.attention.layout import Layout
 from polytile.attention.problem import AttentionProblem, symbol
 from polytile.attention.scores import HEAD, KEY, QUERY, SCORE, Scores, narrowed, scores_of
+from polytile.attention.triton.dropout import dropped, kept_lines, numbers
 from polytile.codegen.triton import launch_text, text
 from polytile.codegen.triton.body import Body, Scope
 from polytile.codegen.triton.kernel import Launch
@@ -396,6 +397,7 @@ class Unit:
 
     def step(self, masked: bool) -> list[str]:
         """The body of the loop over keys: product, scores, weights, accumulators."""
+        weights = f"{dropped(self, 'p')}.to({text.value_type(self.problem.dtype)})"
         return [
             "j = tl.multiple_of(j, BLOCK_N)",
             *self.pages(masked),
@@ -406,7 +408,8 @@ class Unit:
             "total = total * alpha + tl.sum(p, 1)",
             "acc = acc * alpha[:, None]",
             f"v_block = {self.key_block('v', 'Dv', masked)}",
-            f"acc = {self.dot(f'p.to({text.value_type(self.problem.dtype)})', 'v_block', 'acc')}",
+            *kept_lines(self),
+            f"acc = {self.dot(weights, 'v_block', 'acc')}",
             "high = most",
         ]
 
@@ -427,6 +430,7 @@ class Unit:
         """Emit the loop over keys. It leaves each row's weighted sum of values in `acc`, the sum of weights in `total`, and the
         maximum score in `high`."""
         self.keys_at()
+        numbers(self)
         self.hoist()
         self.out.line('high = tl.full([BLOCK_M], float("-inf"), tl.float32)')
         self.out.line("total = tl.zeros([BLOCK_M], tl.float32)")

@@ -344,6 +344,47 @@ def pt_philox_int(seed, offset, T: tl.constexpr):
     return (low & 0x7FFFFFFF).to(T) if T == tl.int32 else ((high << 32) | low).to(T)
 """,
     """
+def pt_draw(seed, first, number, thread):
+    low, high = first.to(tl.uint32), (first >> 32).to(tl.uint32)
+    own, thread = low + number.to(tl.uint32), thread.to(tl.uint32)
+    return tl.philox(seed, own, high + (own < low).to(tl.uint32), thread, thread * 0)
+""",
+    """
+def pt_kept_words(seed, first, four, half, THREADS: tl.constexpr, LAST: tl.constexpr):
+    step = four >> half
+    turn = step // THREADS
+    w0, w1, w2, w3 = pt_draw(seed, first, (turn << half) + (four & half), step - turn * THREADS)
+    return w0 <= LAST, w1 <= LAST, w2 <= LAST, w3 <= LAST
+""",
+    """
+def pt_kept_fours(seed, first, four, half, THREADS: tl.constexpr, LAST: tl.constexpr):
+    k0, k1, k2, k3 = pt_kept_words(seed, first, four, half, THREADS, LAST)
+    return tl.join(tl.join(k0, k2), tl.join(k1, k3))
+""",
+    """
+def pt_kept_shifted(seed, first, e, fours, half, THREADS: tl.constexpr, LAST: tl.constexpr):
+    four = (e >> 2) + fours
+    k0, k1, k2, k3 = pt_kept_words(seed, first, four, half, THREADS, LAST)
+    k4, k5, k6, _ = pt_kept_words(seed, first, four + 1, half, THREADS, LAST)
+    by = e & 3
+    even = tl.join(pt_one_of_four(by, k0, k1, k2, k3), pt_one_of_four(by, k2, k3, k4, k5))
+    odd = tl.join(pt_one_of_four(by, k1, k2, k3, k4), pt_one_of_four(by, k3, k4, k5, k6))
+    return tl.join(even, odd)
+""",
+    """
+def pt_one_of_four(place, a, b, c, d):
+    return tl.where(place < 2, tl.where(place == 0, a, b), tl.where(place == 2, c, d))
+""",
+    """
+def pt_kept(seed, first, e, width, THREADS: tl.constexpr, LAST: tl.constexpr):
+    step = e >> ((width > 1).to(tl.int32) + (width > 2).to(tl.int32) + (width > 4).to(tl.int32))
+    turn = step // THREADS
+    place = tl.where(width > 1, e & (width - 1), turn & 3)
+    number = tl.where(width > 1, turn * tl.maximum(1, width // 4) + (place >> 2), turn >> 2)
+    w0, w1, w2, w3 = pt_draw(seed, first, number, step - turn * THREADS)
+    return pt_one_of_four(place & 3, w0, w1, w2, w3) <= LAST
+""",
+    """
 def pt_digamma(x):
     return pt_digamma_wide(x.to(tl.float64)).to(x.dtype)
 """,

@@ -16,6 +16,7 @@ from functools import cached_property
 import torch
 import torch.fx
 
+from polytile.frontend.attention.dropout import Dropped, before_dropout
 from polytile.frontend.attention.scores import PRODUCTS, NotAttention
 from polytile.frontend.attention.shifts import Shifts
 from polytile.frontend.attention.views import (
@@ -98,15 +99,17 @@ class Joint:
         return cls(module, names, frozenset(found), derivatives, Shifts(module))
 
     def gradients(
-        self, softmax: torch.fx.Node, last: torch.fx.Node, left: torch.fx.Node, right: torch.fx.Node
-    ) -> Gradients | None:
-        """The backward pass of last(softmax(f(left @ right)), v), or None if there is none. Raises NotAttention."""
+        self, softmax: torch.fx.Node, last: torch.fx.Node, left: torch.fx.Node, right: torch.fx.Node,
+        dropped: Dropped | None = None,
+    ) -> Gradients | None:  # fmt: skip
+        """The backward pass of last(softmax(f(left @ right)), v), or None if there is none; the softmax may be `dropped`. Raises
+        NotAttention."""
         changes = self.derivatives.get(_plain(softmax))
         if changes is None:
             if any(user in self.of_tangents for user in _reached(softmax)):
                 raise NotAttention("only its values have a gradient")
             return None
-        grad = self._grad(changes, last)
+        grad = self._grad(changes, last, dropped)
         of_v = next((user for user in grad.users if _is_product(user, (last.args[0], True), (grad, False))), None)
         paths = dict(self._paths(changes, ()))
         of_q = _first(node for node in paths if _is_product(node, None, (right, True)) and _has(node, 0, paths[node], False))
@@ -124,12 +127,18 @@ class Joint:
         of_bias = any(user not in inside and user not in found for node in inside for user in node.users)
         return Gradients(grad, changes, steps[0], of_q, of_k, of_v, turned is not None, of_bias)
 
-    def _grad(self, changes: torch.fx.Node, last: torch.fx.Node) -> torch.fx.Node:
-        """The gradient of the result of `last`, from which that of the softmax is a product with the values."""
-        node, path = self.names.get(changes.meta[KEY].call.args[0].node), list[torch.fx.Node]()
-        while node is not None and node.target in VIEWS:
+    def _grad(self, changes: torch.fx.Node, last: torch.fx.Node, dropped: Dropped | None) -> torch.fx.Node:
+        """The gradient of the result of `last`, from which that of the softmax is a product with the values, dropped as the
+        softmax was."""
+        node, path, left = self.names.get(changes.meta[KEY].call.args[0].node), list[torch.fx.Node](), dropped
+        while node is not None:
+            inner = before_dropout(node, left, self.module)
+            if inner is None and node.target not in VIEWS:
+                break
             path.insert(0, node)
-            node = source(node)
+            node, left = (source(node), left) if inner is None else (inner, None)
+        if left is not None:
+            raise NotAttention("the gradient of its softmax is not dropped as its weights are")
         if node is None or node.target not in PRODUCTS or not keeps_order(node, path):
             raise NotAttention("the gradient of its softmax is no product")
         if not _is_product(node, None, (last.args[1], True)):

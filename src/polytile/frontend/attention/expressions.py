@@ -20,6 +20,7 @@ from polytile.frontend.attention.regions import MOST_NODES, is_by_elements
 from polytile.frontend.attention.scores import NotAttention
 from polytile.frontend.attention.shifts import SHIFT
 from polytile.frontend.attention.views import VIEWS, is_whole_slice, same, shape, uses, value
+from polytile.ir.dropout import Dropout
 
 aten = torch.ops.aten
 
@@ -33,16 +34,17 @@ FEW = 8
 
 
 def expression_of(
-    products: torch.fx.Node, results: Sequence[torch.fx.Node], empty_is_0: bool, computed: Sequence[torch.fx.Node] = ()
-) -> tuple[Expression, list[torch.fx.Node]]:
-    """The expression of these results, and the nodes that it reads in addition to the `products`. What depends on the nodes
-    `computed` is computed too. Raises NotAttention."""
+    products: torch.fx.Node, results: Sequence[torch.fx.Node], empty_is_0: bool, computed: Sequence[torch.fx.Node] = (),
+    dropout: Dropout | None = None,
+) -> tuple[Expression, list[torch.fx.Node]]:  # fmt: skip
+    """The expression of these results, with `dropout` of the weights, and the nodes that it reads in addition to the `products`.
+    What depends on the nodes `computed` is computed too. Raises NotAttention."""
     taken = _Taken(products, computed)
     outputs = tuple(taken.copied(node) for node in results)
     taken.graph.output(outputs)
     _, _, scale, dtype = products.args
     assert isinstance(scale, float) and isinstance(dtype, torch.dtype)
-    return Expression(taken.graph, scale, dtype, empty_is_0), taken.read
+    return Expression(taken.graph, scale, dtype, empty_is_0, dropout), taken.read
 
 
 class _Taken:

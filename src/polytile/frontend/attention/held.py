@@ -1,17 +1,17 @@
 """Attention as one node each way from its recognition in a joint graph until that graph has been partitioned.
 
-    held(q, k, v, captured) -> (out, lse)
-    held_backward(q, k, v, captured, out, lse, grad) -> (dq, dk, dv, changes)
+    held(q, k, v, captured, random) -> (out, lse)
+    held_backward(q, k, v, captured, out, lse, grad, random) -> (dq, dk, dv, changes)
 
-The scores are an `Expression` in the node's `meta`: a graph of the products and of `captured`, the tensors and sizes that it
-reads. The partitioner thus meets no scores, and can save none for the backward pass. `write_out_held` turns the nodes into the
-operators of operator.py afterwards.
+`random` is the state of dropout's numbers, or None. The scores are an `Expression` in the node's `meta`: a graph of the products
+and of `captured`, the tensors and sizes that it reads. The partitioner thus meets no scores, and can save none for the backward
+pass. `write_out_held` turns the nodes into the operators of operator.py afterwards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ import torch.fx
 
 from polytile.frontend.attention.operator import COMPUTED, OF_BACKWARD, PRODUCTS, WITH_LSE
 from polytile.frontend.attention.views import inserted
+from polytile.ir.dropout import Dropout
 
 EXPRESSION = "polytile_scores"
 """The key of the Expression in a held node's `meta`."""
@@ -32,6 +33,7 @@ class Expression:
     scale: float
     dtype: torch.dtype
     empty_is_0: bool
+    dropout: Dropout | None = None
 
     def put(self, graph: torch.fx.Graph, q: torch.fx.Node, k: torch.fx.Node, captured: Sequence[torch.fx.Node]) -> list[Any]:
         """Copy the nodes to the insertion point of another graph; returns those of the results."""
@@ -44,12 +46,12 @@ class Expression:
         return [copied[node] for node in self.graph.output_node().args[0]]  # type: ignore[union-attr]
 
 
-def held(q: Any, k: Any, v: Any, captured: Any) -> Any:
+def held(q: Any, k: Any, v: Any, captured: Any, random: Any) -> Any:
     """Stands for the forward pass; is never called."""
     raise AssertionError("Attention was not written out after partitioning.")
 
 
-def held_backward(q: Any, k: Any, v: Any, captured: Any, out: Any, lse: Any, grad: Any) -> Any:
+def held_backward(q: Any, k: Any, v: Any, captured: Any, out: Any, lse: Any, grad: Any, random: Any) -> Any:
     """Stands for the backward pass; is never called. `changes`, the gradient of the scores, is wanted if something uses it."""
     raise AssertionError("The derivative of attention was not written out after partitioning.")
 
@@ -77,9 +79,10 @@ def write_out_held(module: torch.fx.GraphModule) -> None:
 
 
 def _operator(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
-    q, k, v, captured, *rest = node.args
+    q, k, v, captured, *rest, random = node.args
     expression: Expression = node.meta[EXPRESSION]
     values = expression.put(graph, q, k, captured)  # type: ignore[arg-type]
+    dropout = (random, *astuple(expression.dropout)) if expression.dropout is not None else ()
     if node.target is held:
-        return inserted(graph, WITH_LSE, q, k, v, *values, expression.scale, expression.empty_is_0)
-    return inserted(graph, OF_BACKWARD, q, k, v, *values, *rest, None, expression.scale)
+        return inserted(graph, WITH_LSE, q, k, v, *values, expression.scale, expression.empty_is_0, *dropout)
+    return inserted(graph, OF_BACKWARD, q, k, v, *values, *rest, None, expression.scale, *dropout)

@@ -18,6 +18,7 @@ import torch
 import torch.fx
 
 from polytile.frontend.attention.derivatives import Gradients, Joint
+from polytile.frontend.attention.dropout import DROPPED, STATE, Dropped, dropout_of, erase_dropped
 from polytile.frontend.attention.expressions import expression_of
 from polytile.frontend.attention.held import held, held_backward, hold
 from polytile.frontend.attention.masked_calls import hold_masked_calls
@@ -34,6 +35,7 @@ from polytile.frontend.attention.views import (
     RESHAPES,
     UNSQUEEZE,
     VIEWS,
+    keeps_order,
     loosen_views,
     number,
     same,
@@ -58,6 +60,8 @@ def recognise_in_training(module: torch.fx.GraphModule, results: int) -> None:
     if candidates:
         _recognise(module, candidates, results)
     if candidates or changed:
+        erase_unused(graph)
+        erase_dropped(graph)
         erase_unused(graph)
         graph.lint()
         module.recompile()
@@ -93,7 +97,7 @@ def _note_changed_weights(graph: torch.fx.Graph) -> None:
 
 
 def _softmax_before_product(node: torch.fx.Node) -> tuple[torch.fx.Node, list[torch.fx.Node]] | None:
-    return softmax_before(node) if node.target in MATRIX_PRODUCTS else None
+    return softmax_before(node, dropped=True) if node.target in MATRIX_PRODUCTS else None
 
 
 def _needed_by(outputs: Any) -> set[torch.fx.Node]:
@@ -105,6 +109,13 @@ def _needed_by(outputs: Any) -> set[torch.fx.Node]:
             found.add(node)
             left += node.all_input_nodes
     return found
+
+
+def _is_short(head: Any) -> bool:
+    """Whether kernels take heads of this size: by what it was in the traced call, if it is known only in a call. Longer ones then
+    run with scores in memory."""
+    known = head if isinstance(head, int) else head.node.hint
+    return known is not None and known <= LONGEST
 
 
 class _Training(Rewriting):
@@ -121,7 +132,10 @@ class _Training(Rewriting):
         product = scored.product
         left, right = product.args[-2:]
         assert isinstance(left, torch.fx.Node) and isinstance(right, torch.fx.Node)
-        gradients = self.joint.gradients(self.softmax, self.last, left, right)
+        dropped = self._dropped()
+        gradients = self.joint.gradients(self.softmax, self.last, left, right, dropped)
+        if gradients is None and dropped is not None:
+            raise NotAttention("its weights are dropped without a gradient")
         if gradients is None:
             super().run()
             return
@@ -130,29 +144,47 @@ class _Training(Rewriting):
             self._check_types(q, k, v)
             root, scores, one, slopes = self._computed(scored, gradients, q, k, argument)
         self._check_sizes(q, v)
-        forward, seen = expression_of(root, (scores,), empty_is_0)
-        backward, seen_again = expression_of(root, (scores, slopes), empty_is_0, [one])
+        how = None if dropped is None else dropped.how
+        forward, seen = expression_of(root, (scores,), empty_is_0, dropout=how)
+        backward, seen_again = expression_of(root, (scores, slopes), empty_is_0, [one], how)
         first = min(gradients.products)
         if any(first < node for node in seen_again):
             raise NotAttention("the derivative of its scores needs tensors of the backward pass")
+        random = None if dropped is None else self._state(dropped)
         with self.graph.inserting_before(self.last):
             fakes = WITH_LSE(*map(value, (q, k, v, scores)), scale, empty_is_0)
-            attention = self._tagged(hold(self.graph, held, forward, (q, k, v, seen), fakes))
+            attention = self._tagged(hold(self.graph, held, forward, (q, k, v, seen, random), fakes))
             out, lse = (self._tagged(self._item(attention, number)) for number in range(2))
             self._replace(out)
             loosen_views(out)
         with self.graph.inserting_before(first):
             given = q, k, v, seen_again, out, lse, self._heads(gradients.grad)
             fakes = OF_BACKWARD(*map(value, (q, k, v, scores, slopes, *given[4:])), None, scale)
-            self._replace_gradients(gradients, hold(self.graph, held_backward, backward, given, fakes))
+            self._replace_gradients(gradients, hold(self.graph, held_backward, backward, (*given, random), fakes))
+
+    def _dropped(self) -> Dropped | None:
+        """The dropout of the weights, as elements in the order of the softmax's."""
+        dropped = dropout_of(self.path)
+        if dropped is not None and not keeps_order(self.softmax, self.path[: self.path.index(dropped.node)]):
+            raise NotAttention("its weights are dropped in another order")
+        return dropped
+
+    def _state(self, dropped: Dropped) -> torch.fx.Node:
+        """The state of dropout's numbers, taken where the graph draws its mask."""
+        weights, dropped.node.meta[DROPPED] = source(dropped.node), True
+        with self.graph.inserting_before(dropped.node):
+            known = self._sizes(self.softmax, *range(value(self.softmax).ndim))
+            late = [d for d, size in enumerate(known) if isinstance(size, torch.fx.Node) and dropped.node < size]
+            shape = [self._insert(aten.sym_size.int, self.softmax, d) if d in late else size for d, size in enumerate(known)]
+            return self._insert(STATE, shape, dropped.how.threads, device=value(weights).device)
 
     def _check_sizes(self, q: torch.fx.Node, v: torch.fx.Node) -> None:
         if not value(q).is_cuda:
             return
         if value(q).dtype == torch.float32:
             raise NotAttention("on a GPU its gradient is computed in 16-bit types only")
-        if not all(isinstance(shape(each)[3], int) and shape(each)[3] <= LONGEST for each in (q, v)):
-            raise NotAttention(f"on a GPU its gradient is computed for heads of up to {LONGEST} that are known before a call")
+        if not all(_is_short(shape(each)[3]) for each in (q, v)):
+            raise NotAttention(f"on a GPU its gradient is computed for heads of up to {LONGEST}")
 
     def _narrowed(
         self, q: torch.fx.Node, k: torch.fx.Node, v: torch.fx.Node, scale: float

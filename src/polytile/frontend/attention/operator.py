@@ -3,16 +3,17 @@
     attention(q, k, v, bias, scale, causal, fill, empty_is_0, heads_inside=False)
 
     products(q, k, scale, dtype) → elementwise operators → attention_of(q, k, v, scores, scale, empty_is_0)
-                                                         → attention_with_lse(q, k, v, scores, scale, empty_is_0) -> (out, lse)
-        → attention_of_backward(q, k, v, scores, slopes, out, lse, grad, grad_lse, scale) -> (dq, dk, dv, changes)
+                                                         → attention_with_lse(q, k, v, scores, scale, empty_is_0, …) -> (out, lse)
+        → attention_of_backward(q, k, v, scores, slopes, out, lse, grad, grad_lse, scale, …) -> (dq, dk, dv, changes)
 
 q is (batch, heads, m, d), k (batch, heads of k, n, d), v (batch, heads of k, n, dv), where heads is a multiple of the heads of k;
 bias is None or (batch, heads, m, n). Without a scale it is d ** -0.5. See ir.attention.Attention for the rest. `products` returns
 the scaled products, (batch, heads, m, n) in `dtype`; `attention_of` weights v by the scores computed from them. `slopes` are the
 derivatives of the scores by the products; `lse`, (batch, heads, m) in float32, is the natural logarithm, and -inf in a row that
 attends to no key, whose result is 0 or, without `empty_is_0`, NaN. `changes`, (batch, heads, m, n) in q's dtype, are the
-derivatives by the scores. With `heads_inside` the heads of a row of the result are contiguous, whatever the layout of q, as in
-results of PyTorch's memory-efficient kernels.
+derivatives by the scores. The last two operators may end with the `random`, p, vector and threads of dropout (ir/dropout.py).
+With `heads_inside` the heads of a row of the result are contiguous, whatever the layout of q, as in results of PyTorch's
+memory-efficient kernels.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from torch._higher_order_ops.flex_attention import _permute_strides
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.functional import scaled_dot_product_attention
 
-from polytile.ir.attention import EMPTY, attend, attend_backward
+from polytile.ir.attention import EMPTY, attend, attend_backward, factors_of
+from polytile.ir.dropout import Dropout
 
 _library = torch.library.Library("polytile", "FRAGMENT")
 _library.define(
@@ -106,17 +108,19 @@ _library.impl("attention_of", _attention_of, "CompositeExplicitAutograd")
 PRODUCTS, ATTENTION_OF = torch.ops.polytile.products.default, torch.ops.polytile.attention_of.default
 
 _library.define(
-    "attention_with_lse(Tensor q, Tensor k, Tensor v, Tensor scores, float scale, bool empty_is_0=True) -> (Tensor, Tensor)"
+    "attention_with_lse(Tensor q, Tensor k, Tensor v, Tensor scores, float scale, bool empty_is_0=True, "
+    "Tensor? random=None, float p=0.0, int vector=1, int threads=1) -> (Tensor, Tensor)"
 )
 _library.define(
     "attention_of_backward(Tensor q, Tensor k, Tensor v, Tensor scores, Tensor slopes, Tensor out, Tensor lse, Tensor grad, "
-    "Tensor? grad_lse, float scale) -> (Tensor, Tensor, Tensor, Tensor)"
+    "Tensor? grad_lse, float scale, Tensor? random=None, float p=0.0, int vector=1, int threads=1) "
+    "-> (Tensor, Tensor, Tensor, Tensor)"
 )
 
 
 @torch.library.register_fake("polytile::attention_with_lse", lib=_library)
 def _fake_with_lse(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: torch.Tensor, scale: float, empty_is_0: bool = True
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: torch.Tensor, scale: float, empty_is_0: bool = True, *rest: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     out = q.new_empty((*q.shape[:3], v.shape[3]))
     return _permute_strides(out, q.stride()), q.new_empty(q.shape[:3], dtype=torch.float32)
@@ -130,20 +134,29 @@ def _fake_of_backward(
     return dq, dk, dv, q.new_empty((*q.shape[:3], k.shape[2]))
 
 
+def dropout_of(random: Any, *how: Any) -> Dropout | None:
+    """The dropout that an operator's last arguments describe."""
+    return None if random is None else Dropout(*how)
+
+
 def _with_lse(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: torch.Tensor, scale: float, empty_is_0: bool = True
-) -> tuple[torch.Tensor, torch.Tensor]:
-    out, lse = attend(q, k, v, scale=scale, empty_is_0=empty_is_0, scores=lambda products: (scores,))
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: torch.Tensor, scale: float, empty_is_0: bool = True,
+    random: torch.Tensor | None = None, *dropout: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    factors = factors_of(dropout_of(random, *dropout), random, scores.shape)
+    out, lse = attend(q, k, v, scale=scale, empty_is_0=empty_is_0, scores=lambda products: (scores,), factors=factors)
     return _permute_strides(out.to(q.dtype), q.stride()), lse
 
 
 def _of_backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: torch.Tensor, slopes: torch.Tensor, out: torch.Tensor,
-    lse: torch.Tensor, grad: torch.Tensor, grad_lse: torch.Tensor | None, scale: float,
+    lse: torch.Tensor, grad: torch.Tensor, grad_lse: torch.Tensor | None, scale: float, random: torch.Tensor | None = None,
+    *dropout: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     *found, changes = attend_backward(
-        q, k, v, out, lse, grad, scale=scale, scores=lambda products: (scores, slopes), grad_lse=grad_lse, with_changes=True
-    )
+        q, k, v, out, lse, grad, scale=scale, scores=lambda products: (scores, slopes), grad_lse=grad_lse, with_changes=True,
+        factors=factors_of(dropout_of(random, *dropout), random, scores.shape),
+    )  # fmt: skip
     dq, dk, dv = (_permute_strides(one.to(q.dtype), of.stride()) for one, of in zip(found, (q, k, v), strict=True))
     return dq, dk, dv, changes.to(q.dtype)
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from polytile.frontend.attention.dropout import dropped_input
 from polytile.frontend.attention.masks import simplified
 from polytile.frontend.attention.operator import ATTENTION, ATTENTION_OF, COMPUTED
 from polytile.frontend.attention.operator import PRODUCTS as PRODUCTS_OF
@@ -88,8 +89,9 @@ def is_softmax(node: torch.fx.Node) -> bool:
     return isinstance(noted, Result) and noted.call.target in SOFTMAXES
 
 
-def softmax_before(product: torch.fx.Node) -> tuple[torch.fx.Node, list[torch.fx.Node]] | None:
-    """The softmax over the last dimension that is the left operand of a product, and the views between them."""
+def softmax_before(product: torch.fx.Node, dropped: bool = False) -> tuple[torch.fx.Node, list[torch.fx.Node]] | None:
+    """The softmax over the last dimension that is the left operand of a product, and the views between them; if it may be
+    `dropped`, dropout too."""
     node, path = product.args[0], list[torch.fx.Node]()
     while isinstance(node, torch.fx.Node) and len(path) < MOST_VIEWS:
         if is_softmax(node):
@@ -97,6 +99,10 @@ def softmax_before(product: torch.fx.Node) -> tuple[torch.fx.Node, list[torch.fx
             argument, dim = noted.call.args[:2]
             last = isinstance(argument, Name) and dim in (-1, value(node).ndim - 1)
             return (node, path) if last else None
+        if dropped and (drawn := dropped_input(node)) is not None:
+            path[:0] = [drawn, node]
+            node = drawn.args[0]
+            continue
         if node.target not in VIEWS:
             return None
         path.insert(0, node)

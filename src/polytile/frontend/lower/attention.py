@@ -18,6 +18,7 @@ from polytile.frontend.attention.operator import (
     OF_BACKWARD,
     PRODUCTS,
     WITH_LSE,
+    dropout_of,
 )
 from polytile.frontend.attention.pages import PAGED
 from polytile.frontend.attention.trained import BACKWARD as TRAINED_BACKWARD
@@ -260,19 +261,27 @@ def attention_of(
 
 @lowers(WITH_LSE)
 def attention_with_lse(
-    builder: Builder, q: Tensor, k: Tensor, v: Tensor, scores: Tensor, scale: float, empty_is_0: bool = True
-) -> tuple[Tensor, Tensor | None]:
-    return _scored(builder, q, k, v, scores, scale, empty_is_0, 0)
+    builder: Builder, q: Tensor, k: Tensor, v: Tensor, scores: Tensor, scale: float, empty_is_0: bool = True,
+    random: Tensor | None = None, *dropout: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    return _scored(builder, q, k, v, scores, scale, empty_is_0, 0, **_dropout(builder, random, *dropout))
+
+
+def _dropout(builder: Builder, random: Tensor | None, *how: Any) -> dict[str, Any]:
+    """What an Attention has of the dropout that an operator's last arguments describe."""
+    return {} if random is None else {"dropout": dropout_of(random, *how), "random": builder.stored(random)}
 
 
 def _scored(
-    builder: Builder, q: Tensor, k: Tensor, v: Tensor, scores: Tensor, scale: float, empty_is_0: bool, output: int | None
-) -> tuple[Tensor, Tensor | None]:
+    builder: Builder, q: Tensor, k: Tensor, v: Tensor, scores: Tensor, scale: float, empty_is_0: bool, output: int | None,
+    **dropout: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Emit the attention of scores that are computed. Its result is number `output` of the node's, and the log-sum-exp the next;
     or, if that is None, the only one."""
     operands = agreed(*(_operand(builder, tensor, place) for place, tensor in enumerate((q, k, v))))
     loop = _loop_of(builder, operands, scores)
-    return _emit_forward(builder, operands, q.device, scale, output, output is not None, empty_is_0=empty_is_0, scores=loop)
+    how = {"empty_is_0": empty_is_0, "scores": loop, **dropout}
+    return _emit_forward(builder, operands, q.device, scale, output, output is not None, **how)
 
 
 def _loop_of(
@@ -297,12 +306,13 @@ def _loop_of(
 @lowers(OF_BACKWARD)
 def attention_of_backward(
     builder: Builder, q: Tensor, k: Tensor, v: Tensor, scores: Tensor, slopes: Tensor, out: Tensor, lse: Tensor, grad: Tensor,
-    grad_lse: Tensor | None, scale: float,
+    grad_lse: Tensor | None, scale: float, random: Tensor | None = None, *dropout: Any,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     operands, with_changes = agreed(*(builder.stored(tensor) for tensor in (q, k, v))), 3 in used_results(builder)
     made = _emit_gradients(
         builder, operands, grad, out, builder.stored(lse), float(scale), scores=_loop_of(builder, operands, scores, slopes),
         grad_lse=builder.stored(grad_lse) if grad_lse is not None else None, with_changes=with_changes,
+        **_dropout(builder, random, *dropout),
     )  # fmt: skip
     return made if with_changes else (*made, None)
 

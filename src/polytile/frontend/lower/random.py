@@ -15,6 +15,7 @@ import torch
 
 from polytile import options
 from polytile.errors import LoweringError
+from polytile.frontend.attention.dropout import STATE
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.overloads import overloads
 from polytile.frontend.lower.pointwise import check_dtypes
@@ -116,6 +117,18 @@ def _dropped(x: Tensor, mask: Tensor, p: float) -> Tensor:
         return node("mul", value, selected(mask.at(point), kept, like(0, value)))
 
     return computed(x.sizes, x.dtype, x.device, element_at)
+
+
+@lowers(STATE)
+def dropout_state(builder: Builder, shape: list[Any], threads: int, *, device: torch.device) -> Tensor:
+    """Seed and offset of numbers that attention draws inside its kernels, whatever the option is."""
+    buffer, reason = builder.new_buffer((sizes.as_size(2),), torch.int64, device), "where eager's random numbers of dropout begin"
+    extents = [builder.argument(sizes.as_size(n)) for n in shape]
+    settings = (("device", device),)
+    builder.emit(
+        Extern(builder.name("lib"), STATE, (extents, threads), settings, (buffer.name,), (builder.origin,), reason)
+    )
+    return stored(whole(buffer), device)
 
 
 def _full_mask(x: Tensor, value: bool) -> Tensor:

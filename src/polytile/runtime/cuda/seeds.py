@@ -6,9 +6,12 @@ call launches nothing; when the offset leaves the current block of BLOCK seeds, 
 
     offset 4·n   →   seed n % BLOCK of the block n // BLOCK
 
+Kernels that draw eager's own numbers take the seed and the offset themselves (`next_state`), as int64 [2] of a block that has
+STATES successive offsets.
+
 During a stream capture, the generator does not reveal its offset. The first call of a capture then draws a block from
 the generator itself, which every replay draws anew, and later calls of the capture on that stream take their seeds from
-it.
+it; a state is then two of these numbers.
 """
 
 from __future__ import annotations
@@ -26,11 +29,14 @@ from polytile.runtime.cuda import driver
 BLOCK = 1024
 APART = 2
 """Elements from one seed to the next (16 bytes), so that every seed has the same alignment."""
+STATES = 1 << 16
 STEP = 4
 """Offsets are multiples of this."""
 OWN = 0x9E3779B97F4A7C15
 """Separates the seeds' own generator from torch's, whose numbers at the same offset belong to the caller."""
 
+States = Callable[[int, int], torch.Tensor]
+"""(seed, first offset) → int64 [STATES, 2] with the seed beside each of STATES offsets."""
 Fill = Callable[[torch.Generator | None], torch.Tensor]
 """Fills a block, int64 [BLOCK · APART], from a generator, or from the default one."""
 
@@ -42,9 +48,11 @@ class Seeds:
 
     fill: Fill
     make: Callable[[], torch.Generator]
+    states: States
     _own: torch.Generator | None = field(default=None, repr=False)
     _block: tuple[tuple[int, int], torch.Tensor] | None = field(default=None, repr=False)
     _captured: tuple[int, torch.Tensor, int] | None = field(default=None, repr=False)
+    _states: tuple[tuple[int, int], torch.Tensor] | None = field(default=None, repr=False)
 
     def following(self, generator: torch.Generator) -> torch.Tensor:
         """The seed, int64 [1], for the generator's state. Advances the generator's offset."""
@@ -59,13 +67,23 @@ class Seeds:
         self._captured = None  # the memory belongs to the recorded graph
         return _one(self._block[1], number % BLOCK)
 
-    def captured(self, capture: int) -> torch.Tensor:
-        """The next seed, int64 [1], of the capture with this number."""
+    def state(self, generator: torch.Generator, step: int) -> torch.Tensor:
+        """The generator's seed and offset, int64 [2]. Advances the offset by `step`."""
+        offset = generator.get_offset()
+        generator.set_offset(offset + step)
+        first = offset // (STATES * STEP) * (STATES * STEP)
+        which = generator.initial_seed(), first
+        if self._states is None or self._states[0] != which:
+            self._states = which, self.states(*which)
+        return self._states[1][(offset - first) // STEP]
+
+    def captured(self, capture: int, count: int = 1) -> torch.Tensor:
+        """The next seed, or `count` numbers, int64 [count], of the capture with this number."""
         if self._captured is None or self._captured[0] != capture or self._captured[2] == BLOCK:
             self._captured = capture, self.fill(None), 0
         _, numbers, taken = self._captured
         self._captured = capture, numbers, taken + 1
-        return _one(numbers, taken)
+        return numbers.narrow(0, taken * APART, count)
 
 
 def _one(numbers: torch.Tensor, position: int) -> torch.Tensor:
@@ -78,6 +96,16 @@ _seeds: dict[tuple[int, int], Seeds] = {}
 
 def next_seed(device: torch.device) -> torch.Tensor:
     """A seed, int64 [1] on the CUDA device `device`, for a call on its current stream."""
+    return _next(device, Seeds.following, 1)
+
+
+def next_state(device: torch.device, step: int) -> torch.Tensor:
+    """The seed and the offset of torch's default generator, int64 [2] on the CUDA device `device`, for a call on its current
+    stream. The offset, a multiple of STEP, then advances by `step`."""
+    return _next(device, lambda seeds, generator: seeds.state(generator, step), 2)
+
+
+def _next(device: torch.device, take: Callable[[Seeds, torch.Generator], torch.Tensor], count: int) -> torch.Tensor:
     index = device.index or 0
     stream = torch._C._cuda_getCurrentRawStream(index)
     with _lock, torch.cuda.device(index):
@@ -85,8 +113,8 @@ def next_seed(device: torch.device) -> torch.Tensor:
         if seeds is None:
             seeds = _seeds[index, stream] = _on(index)
         if torch.cuda.is_current_stream_capturing():
-            return seeds.captured(_capture(stream))
-        return seeds.following(torch.cuda.default_generators[index])
+            return seeds.captured(_capture(stream), count)
+        return take(seeds, torch.cuda.default_generators[index])
 
 
 def _on(index: int) -> Seeds:
@@ -96,7 +124,18 @@ def _on(index: int) -> Seeds:
         numbers = torch.empty(BLOCK * APART, dtype=torch.int64, device=f"cuda:{index}")
         return numbers.random_(generator=generator)
 
-    return Seeds(fill, lambda: torch.Generator(f"cuda:{index}"))
+    def states(seed: int, first: int) -> torch.Tensor:
+        made = torch.empty(STATES, 2, dtype=torch.int64, device=f"cuda:{index}")
+        made[:, 0] = signed(seed)
+        made[:, 1] = torch.arange(first, first + STATES * STEP, STEP, device=made.device)
+        return made
+
+    return Seeds(fill, lambda: torch.Generator(f"cuda:{index}"), states)
+
+
+def signed(seed: int) -> int:
+    """A seed of 64 bits as a number that int64 holds."""
+    return seed - (1 << 64) if seed >= 1 << 63 else seed
 
 
 def _capture(stream: int) -> int:

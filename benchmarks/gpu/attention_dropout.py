@@ -1,0 +1,161 @@
+"""`python -m benchmarks.gpu.attention_dropout [--lengths 256 512 1024 2048] [--seconds 200]`: training attention with dropout.
+
+nanoGPT's attention without a fused kernel: product, scale, causal mask, softmax, dropout, product; forward and backward, bf16.
+Contestants take turns: `eager`, `polytile` (one dynamic compile for all lengths), `peer` (its dynamic compile), and `fused`:
+scaled_dot_product_attention with dropout, which draws other random numbers. Prints the microseconds of whole steps, the most
+memory that a step takes beside its operands, and errors against float64 with eager's mask. Writes OUT/gpu_attention_dropout.json.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import polytile
+from benchmarks import record
+from benchmarks.command import Command
+from benchmarks.gpu.replay import wall_times
+from polytile.compiler.programs import compiled_programs
+from polytile.report import Table, show
+
+BATCH, HEADS, HEAD, P = 8, 12, 64, 0.1
+LENGTHS = (256, 512, 1024, 2048)
+CHECKED = 512
+"""Longest length that is compared with float64."""
+SETTLING = 40
+"""The most calls before a length is timed."""
+CONTESTANTS = ("eager", "polytile", "peer", "fused")
+
+
+def heads(tokens: Tensor) -> tuple[Tensor, ...]:
+    """q, k and v (batch, heads, length, head) in what a model's projection gives: (batch, length, 3 · heads · head)."""
+    return tuple(each.transpose(1, 2) for each in tokens.unflatten(-1, (3, HEADS, HEAD)).unbind(2))
+
+
+def attend(tokens: Tensor) -> Tensor:
+    q, k, v = heads(tokens)
+    seen = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+    scores = (q @ k.transpose(-2, -1) * HEAD**-0.5).masked_fill(~seen, -torch.inf)
+    return (F.dropout(torch.softmax(scores, dim=-1), P) @ v).transpose(1, 2).flatten(2)
+
+
+def fused(tokens: Tensor) -> Tensor:
+    q, k, v = heads(tokens)
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=P, is_causal=True).transpose(1, 2).flatten(2)
+
+
+def exact(tokens: Tensor, mask: Tensor) -> Tensor:
+    """With a mask that has been drawn."""
+    q, k, v = heads(tokens)
+    scores = q @ k.transpose(-2, -1) * HEAD**-0.5
+    scores = scores.masked_fill(~torch.ones_like(scores[0, 0], dtype=torch.bool).tril(), -torch.inf)
+    return (torch.softmax(scores, dim=-1) * mask / (1 - P) @ v).transpose(1, 2).flatten(2)
+
+
+def step(function: Callable[..., Tensor], tokens: Tensor, grad: Tensor) -> list[Tensor]:
+    """The result, and the gradients of q, k and v."""
+    out = function(tokens)
+    return [out, *torch.autograd.grad(out, tokens, grad)[0].unflatten(-1, (3, -1)).unbind(2)]
+
+
+def operands(length: int) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(length)
+    tokens, grad = (torch.randn(BATCH, length, n * HEADS * HEAD, device="cuda", dtype=torch.bfloat16) for n in (3, 1))
+    return tokens.requires_grad_(), grad
+
+
+def functions() -> dict[str, Callable[..., Tensor]]:
+    mine = torch.compile(attend, backend="polytile", dynamic=True, fullgraph=True, options={"persist": False, "stall": "tune"})
+    return {"eager": attend, "polytile": mine, "peer": torch.compile(attend, dynamic=True, fullgraph=True), "fused": fused}
+
+
+def settle(run: Callable[[], Any]) -> None:
+    """Calls until nothing is measured any more."""
+    for _ in range(SETTLING):
+        before = polytile.counters["candidates_benchmarked"]
+        run()
+        polytile.wait()
+        if polytile.counters["candidates_benchmarked"] == before:
+            return
+
+
+def most_memory(run: Callable[[], Any]) -> int:
+    """Bytes that are allocated at most during a call, beside those before it."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def errors(calls: Mapping[str, Callable[..., Tensor]], length: int) -> dict[str, list[float]]:
+    """The largest error of the result and of each gradient, relative to the largest value, on one seed."""
+    tokens, grad = operands(length)
+    torch.manual_seed(1)
+    mask = torch.native_dropout(torch.ones(BATCH, HEADS, length, length, device="cuda", dtype=torch.bfloat16), P, True)[1]
+    right = step(functools.partial(exact, mask=mask), tokens.detach().double().requires_grad_(), grad.double())
+    found = {}
+    for name in ("eager", "polytile"):
+        torch.manual_seed(1)
+        mine = step(calls[name], tokens, grad)
+        found[name] = [(m.double() - r).abs().max().div(r.abs().max()).item() for m, r in zip(mine, right, strict=True)]
+    return found
+
+
+def measured(calls: Mapping[str, Callable[..., Tensor]], length: int) -> dict[str, Any]:
+    tokens, grad = operands(length)
+    bound = {name: functools.partial(step, call, tokens, grad) for name, call in calls.items()}
+    first = {}
+    for name, run in bound.items():
+        began = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        first[name] = round(time.perf_counter() - began, 3)
+    settle(bound["polytile"])
+    row: dict[str, Any] = {"length": length, "us": wall_times(bound), "first_s": first}
+    row["memory"] = {name: most_memory(run) for name, run in bound.items()}
+    row["errors"] = errors(calls, length) if length <= CHECKED else {}
+    text = str(polytile.explain(calls["polytile"], tokens))
+    row["chosen"] = [line.strip() for line in text.splitlines() if "attention" in line]
+    kernels = [kernel for program in compiled_programs() for kernel, _ in program.calls]
+    row["rejected"] = {name: why for kernel in kernels for name, why in kernel.faulty.items()}
+    return row
+
+
+def report(found: Mapping[str, Any]) -> None:
+    columns = ["length", *[f"{name} µs" for name in CONTESTANTS], "× eager", "× peer", *[f"{name} MB" for name in CONTESTANTS]]
+    body = []
+    for row in found["rows"]:
+        us, memory = row["us"], row["memory"]
+        ratios = [f"{us[name] / us['polytile']:.2f}" for name in ("eager", "peer")]
+        sizes = [f"{memory[name] / 2**20:.0f}" for name in CONTESTANTS]
+        body.append((row["length"], *[f"{us[name]:.0f}" for name in CONTESTANTS], *ratios, *sizes))
+    show(Table.from_rows("training attention with dropout, forward and backward", columns, body))
+
+
+def main() -> None:
+    parser = Command(__doc__, "gpu_attention_dropout", report, gpu=True)
+    parser.add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS))
+    parser.add_argument("--seconds", type=float, default=200, help="when no new length is begun")
+    given = parser.parsed()
+    began, calls = time.monotonic(), functions()
+    shape = {"batch": BATCH, "heads": HEADS, "head": HEAD, "p": P}
+    found: dict[str, Any] = {"device": torch.cuda.get_device_name(), **shape, "rows": []}
+    for length in given.lengths:
+        if time.monotonic() - began > given.seconds:
+            break
+        found["rows"].append(measured(calls, length))
+        print(found["rows"][-1], flush=True)
+        record.write("gpu_attention_dropout", found, given.out)
+    report(found)
+
+
+if __name__ == "__main__":
+    main()
