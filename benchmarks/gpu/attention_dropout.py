@@ -71,7 +71,8 @@ def operands(length: int) -> tuple[Tensor, Tensor]:
 
 
 def functions() -> dict[str, Callable[..., Tensor]]:
-    mine = torch.compile(attend, backend="polytile", dynamic=True, fullgraph=True, options={"persist": False, "stall": "tune"})
+    options = {"persist": False, "stall": "tune", "attention_dropout": "fused"}
+    mine = torch.compile(attend, backend="polytile", dynamic=True, fullgraph=True, options=options)
     return {"eager": attend, "polytile": mine, "peer": torch.compile(attend, dynamic=True, fullgraph=True), "fused": fused}
 
 

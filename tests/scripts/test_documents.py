@@ -181,6 +181,7 @@ TABLES = {
     ("docs/convolutions.md", "gpu_convolutions_backward"): (
         "gpu.convolutions", "--backward", "--show", "benchmarks/results/gpu_convolutions_backward.json",
     ),
+    ("docs/attention.md", "gpu_attention_dropout"): ("gpu.attention_dropout", "--show"),
     ("docs/attention-results.md", "gpu_attention_decode"): (
         "gpu.attention_kernels", "--parts", "decode", "--show", "benchmarks/results/gpu_attention_decode.json",
     ),

@@ -20,6 +20,7 @@ import torch
 import torch.fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from polytile import options
 from polytile.frontend.attention.scores import NotAttention
 from polytile.frontend.attention.views import VIEWS, number, source, value
 from polytile.ir import sizes
@@ -82,6 +83,8 @@ def dropout_of(path: list[torch.fx.Node]) -> Dropped | None:
     found = [node for node in path if node.target == aten.native_dropout.default]
     if not found:
         return None
+    if options.get("attention_dropout") == "library":
+        raise NotAttention("eager's kernel drops its weights, as the option attention_dropout says")
     (node,) = found if len(found) == 1 else [None]
     if node is None:
         raise NotAttention("its weights are dropped twice")
