@@ -22,7 +22,7 @@ import functools
 import itertools
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -81,8 +81,10 @@ def main() -> None:
             found = layers(kinds, given.device, given.rows or ROWS[given.device], given.cell, deadline)
             results["layers"] = merged(results.get("layers", []), found, ("kind", "n", "k", "m"))
         for part in (part for part in makers if part in given.parts):
-            found = models(makers[part], given, deadline)
-            results[part] = merged(results.get(part, []), found, ("kind", "batch", "length"))
+            for row in models(makers[part], given, deadline):
+                results[part] = merged(results.get(part, []), [row], ("kind", "batch", "length"))
+                if given.json:
+                    record.write(f"quantised_{given.device}", results, given.out)
     if given.json:
         print(record.write(f"quantised_{given.device}", results, given.out))
 
@@ -205,10 +207,9 @@ def tell(kind: str, rows: Sequence[dict[str, Any]]) -> None:
             print(f"{kind}: {geomean(ratios):.2f} times as fast as {name} (least {min(ratios):.2f})", flush=True)
 
 
-def models(makers: Mapping[str, Maker], given: argparse.Namespace, deadline: float) -> list[dict[str, Any]]:
+def models(makers: Mapping[str, Maker], given: argparse.Namespace, deadline: float) -> Iterator[dict[str, Any]]:
     """A row for each kind, batch and length: microseconds of eager, polytile and, if asked for, the peer, and polytile's mean
     distance to eager. A maker quantises a model."""
-    found: list[dict[str, Any]] = []
     for kind, quantised in makers.items():
         torch._dynamo.reset()
         plain = Llama(**MODEL[given.device]).to(given.device, DTYPE).eval()
@@ -217,9 +218,10 @@ def models(makers: Mapping[str, Maker], given: argparse.Namespace, deadline: flo
         contestants: dict[str, Callable[[Tensor], Tensor]] = {"eager": model, "polytile": compiled, "bf16": plain}
         if given.peer:
             contestants["peer"] = torch.compile(copied(Llama.forward, "theirs").__get__(model), dynamic=True)
+        found: list[dict[str, Any]] = []
         for batch, length in sorted(TOKENS[given.device], key=lambda shape: 1 in shape):
             if time.monotonic() > deadline:
-                return found
+                return
             tokens = torch.randint(0, 96, (batch, length), device=given.device)
             row: dict[str, Any] = {"kind": kind, "batch": batch, "length": length, "failed": {}}
             results: dict[str, Tensor] = {}
@@ -242,8 +244,8 @@ def models(makers: Mapping[str, Maker], given: argparse.Namespace, deadline: flo
             row["left"] = [f"{each.operator}: {each.reason}" for each in operators if each.how == "library"]
             found.append(row)
             print(json.dumps(row), flush=True)
-        tell(f"model, {kind}", [row for row in found if row["kind"] == kind])
-    return found
+            yield row
+        tell(f"model, {kind}", found)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ products  one dynamic compile beside torch._grouped_mm and a loop of torch.mm wh
 model     two layers of Mixtral-8x7B at several shapes, eager and the peer's dynamic compile beside
 
 Times are kernel µs of one process, in turns. Results go to OUT/gpu_grouped.json as far as they have come; the parts that are not
-asked for stay there as they are.
+asked for stay there as they are, and so do other shapes.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ def report(result: dict[str, Any]) -> None:
     if ratios:
         print(f"torch._grouped_mm / polytile: geomean {geomean(ratios):.3f}, least {min(ratios):.3f} of {len(ratios)}")
     body = []
-    for cell in result["model"]:
+    for cell in sorted(result["model"], key=lambda cell: (cell["shape"][0] * cell["shape"][1], cell["shape"])):
         us, wall, shape = cell["us"], cell["wall_us"], "×".join(map(str, cell["shape"]))
         times = [f"{each[name] / 1e3:.2f}" for each in (us, wall) for name in ("eager", "peer", "polytile")]
         body.append((shape, *times, f"{us['peer'] / us['polytile']:.2f}", f"{wall['peer'] / wall['polytile']:.2f}"))
@@ -271,6 +271,8 @@ def main() -> None:
     began, file = time.monotonic(), given.out / "gpu_grouped.json"
     before: dict[str, Any] = record.read(file) if file.exists() else {}
     result = {"device": accelerator()} | {part: [] if part in given.parts else before.get(part, []) for part in PARTS}
+    if "model" in given.parts:
+        result["model"] = [row for row in before.get("model", []) if tuple(row["shape"]) not in given.shapes]
     whole = functools.partial(model, shapes=given.shapes)
     measures: dict[str, Callable[..., None]] = {"right": right, "products": products, "model": whole}
     for place, part in enumerate(given.parts):

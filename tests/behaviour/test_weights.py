@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import polytile
 from polytile.facts import Size
+from polytile.ir.dtypes import FLOAT8
 from polytile.matmul.cpp import panels
 from polytile.runtime import weights
 from tests.behaviour.helpers import check, compiled, decisions, multikernels
@@ -156,6 +157,42 @@ def test_int8_weights_are_packed() -> None:
     module.weight.copy_(module.weight.roll(1, 0))
     torch.testing.assert_close(call(x), module(x))
     assert made() >= 1 and used() == {True, False}  # once packed, once while the changed weight was watched
+
+
+class EightBitFloats(nn.Module):
+    """A scale for each output, as torchao writes it."""
+
+    weight: Tensor
+    scale: Tensor
+
+    def __init__(self, stored: torch.dtype) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randn(N, K).to(stored))
+        self.register_buffer("scale", torch.rand(N, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, (self.weight.to(self.scale.dtype) * self.scale).to(x.dtype))
+
+
+@pytest.mark.parametrize("stored", FLOAT8, ids=str)
+@pytest.mark.parametrize(("dtype", "nearness"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_weights_of_8_bit_floats_are_converted_and_packed_once(stored: torch.dtype, dtype: torch.dtype, nearness: float) -> None:
+    module = EightBitFloats(stored)
+    call = run(module)
+
+    def check_result(rows: int) -> None:
+        x = torch.randn(rows, K, dtype=dtype)
+        exact = nn.functional.linear(x.double(), module.weight.double() * module.scale.double())
+        assert (call(x) - exact).abs().max() <= nearness * exact.abs().max()
+
+    for rows in (2, 5, 40, 130, 5):
+        check_result(rows)
+    assert made() == 1 and used() == {True} and not polytile.counters["library_calls"]
+    module.scale.mul_(3)
+    check_result(5)
+    assert made() == 1
+    module.weight.copy_(module.weight.roll(1, 0))
+    check_result(5)
 
 
 class Nibbles(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import random
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -158,6 +159,16 @@ def test_the_processor_has_no_tiles_where_linux_denies_them(monkeypatch: pytest.
     found = cpu.cpu.__wrapped__()
     assert found.flags == (described.flags if granted else ("avx512f",))
     assert (found.identity == described.identity) is granted
+
+
+@needs_amx
+@pytest.mark.parametrize("options", ["tune=off", "tune=auto", "force=*amx*"])
+def test_a_process_that_is_denied_tiles_later_is_told_so_and_multiplies_without(options: str) -> None:
+    command = [sys.executable, "-m", "tests.codegen.denied_tiles", options]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "amx" not in run.stdout and run.stdout.count("\n") == 3
+    assert "amx" in run.stderr and "Linux denies this process now" in run.stderr and "sandbox" in run.stderr
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import Entry, NativeEntry
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.dispatch.spec import ArgInfo, KernelSpec
+from polytile.errors import NoCandidate
 from polytile.problem import Config, digest
 from polytile.runtime import compile as compiler
 from tests.dispatch.helpers import Fake, new_process
@@ -39,6 +41,7 @@ class Native(Candidate):
     predicted: float = 1e-6
     origin: str = "cpp"
     config: Config = dataclasses.field(default_factory=Config)
+    declines: str = ""
 
     @property
     def source_hash(self) -> str:
@@ -112,6 +115,44 @@ def test_an_index_out_of_range_is_an_index_error_on_every_path(again: bool) -> N
     args[1][7] = 0
     tuned(*args)
     assert torch.equal(args[2], args[0][args[1]])
+
+
+MAY_DECLINE = """
+static bool denied;
+extern "C" void deny(long now) { denied = now; }
+""" + TAKE.replace("FACTOR", "").replace("{\n", "{\n  if (denied) return -__LONG_MAX__ - 1;\n", 1)
+
+
+def deny(candidate: Native, now: bool) -> None:
+    ctypes.CFUNCTYPE(None, ctypes.c_long)(candidate.compilation.result().address("deny"))(now)
+
+
+@pytest.mark.parametrize("from_the_start", [True, False])
+@pytest.mark.parametrize("tune", ["off", "auto"])
+def test_a_kernel_that_declines_a_call_makes_way_for_the_next_candidate(
+    tune: str, from_the_start: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Native("first", MAY_DECLINE, declines="may not run now.")
+    kernel = MultiKernel(SPEC, [first, Fake("aten", 1.0, 2e-6, origin="library", call=take)], {"tune": tune})
+    first.prepare()
+    for denied in (from_the_start, True):
+        deny(first, denied)
+        for m in (300, 300, 5000):
+            args = arguments(m=m)
+            kernel(*args)
+            assert torch.equal(args[2], args[0][args[1]])
+        if denied:
+            assert {decision.candidate for decision in kernel.decisions} == {"aten"}
+    assert ("'first' of kernel 'take' may not run now." in caplog.text) == (tune == "off" or not from_the_start)
+
+
+def test_where_all_kernels_decline_the_error_says_why() -> None:
+    first = Native("first", MAY_DECLINE, declines="may not run now.")
+    kernel = MultiKernel(SPEC, [first], {"tune": "off"})
+    kernel(*arguments())
+    deny(first, True)
+    with pytest.raises(NoCandidate, match="first.*may not run now"):
+        kernel(*arguments())
 
 
 def test_a_second_process_compiles_the_winner_alone_and_times_nothing(empty_cache: Path) -> None:

@@ -214,6 +214,7 @@ TABLES = {
     ("docs/store.md", "store_rate"): ("store_rate", "--show"),
     ("docs/campaigns.md", "campaign_fleet"): ("campaign_fleet", "--show"),
     ("docs/cpu-products.md", "amx"): ("amx", "--show"),
+    ("docs/cpu-products.md", "experts"): ("experts", "--show"),
     ("docs/cpu-products.md", "quantised"): ("quantised", "--device", "cpu", "--show"),
     ("docs/report.md", "report_rate"): ("report_rate", "--show"),
     ("docs/report.md", "reports"): ("reports", "--show"),

@@ -45,6 +45,10 @@ class Candidate(ABC):
     """What determines its source, known before the source is generated: candidates with equal name, config and recipe have
     equal sources. "": `source_hash` serves instead."""
 
+    declines: str = ""
+    """Why its kernel may decline calls, which nobody knows before: a sentence that goes on from the candidate's name. "": it
+    declines none, or its entry's `otherwise` runs them."""
+
     hard_limits: bool = False
     """Whether running it at sizes that are not `valid` does harm, so that it must be valid all over a regime."""
 

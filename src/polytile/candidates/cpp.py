@@ -15,6 +15,7 @@ from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import NativeEntry
 from polytile.candidates.handles import NativeHandle
 from polytile.codegen.function_names import ENTRY, renamed_with_alias, symbol_of
+from polytile.errors import CandidateRejected
 from polytile.problem import Config, digest
 from polytile.runtime import compile as compiler
 from polytile.runtime import toolchain
@@ -170,6 +171,14 @@ class CompiledCandidate(Candidate):
         """The number of threads that the kernel runs on."""
         return int(self.config.get("threads", 1) or 1)
 
+    @property
+    def otherwise(self) -> Callable[..., None] | None:
+        """What calls that the kernel declines come to: CandidateRejected."""
+        return self._decline if self.declines else None
+
+    def _decline(self, *args: object) -> None:
+        raise CandidateRejected(f"kernel {self.kernel_name!r}: {self.name} {self.declines}")
+
     def libraries(self) -> list[compiler.Library]:
         """The loaded translation units, in order; waits until they are compiled. Raises CompileFailed or CompilerMissing."""
         self.prepare()
@@ -201,7 +210,7 @@ class CppCandidate(CompiledCandidate):
 
     def entry(self) -> NativeEntry:
         (library,) = self.libraries()
-        return NativeEntry(library.address(ENTRY), self.threads, library)
+        return NativeEntry(library.address(ENTRY), self.threads, library, otherwise=self.otherwise)
 
     def handle(self) -> NativeHandle:
         """Where another process finds the kernel; the file is compiled and whole."""

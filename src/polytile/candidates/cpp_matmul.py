@@ -104,7 +104,7 @@ class MatmulCandidate(CompiledCandidate):
         core, finish = self.libraries()
         bind = ctypes.CFUNCTYPE(None, ctypes.c_long, ctypes.c_void_p)(finish.address(BIND))
         bind(self.slot, core.address(ENTRY))
-        return NativeEntry(finish.address(self._symbol), self.threads, (core, finish))
+        return NativeEntry(finish.address(self._symbol), self.threads, (core, finish), otherwise=self.otherwise)
 
     def handle(self) -> NativeHandle:
         """Where another process finds the two units, and how it binds them."""

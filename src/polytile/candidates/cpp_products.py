@@ -57,6 +57,8 @@ def product_candidates(kernel: GemmKernel, name: str, threads: Sequence[int]) ->
             parts = functools.partial(core, config), finish
             generated.append(CppCandidate(f"inline {label}", numbers, name, short, recipe, whole))
             generated.append(MatmulCandidate(label, numbers, name, long, recipe, parts, slot))
+    for candidate in generated:
+        candidate.declines = gemm.amx.DENIED if candidate.config.get("amx") else ""
     return generated
 
 

@@ -27,6 +27,7 @@ from polytile.dispatch import (
 )
 from polytile.dispatch.ahead import compile_elsewhere
 from polytile.dispatch.decision import Decision
+from polytile.dispatch.declining import entry_that_may_decline
 from polytile.dispatch.fallbacks import CELLS, Fallbacks
 from polytile.dispatch.inputs import check_inputs
 from polytile.dispatch.keys import KeyFields
@@ -430,7 +431,7 @@ class MultiKernel:
         """The candidate's entry; None, with the failure recorded, if it cannot be made."""
         try:
             candidate.prepare()
-            return candidate.entry()
+            return entry_that_may_decline(self, candidate)
         except CompilerMissing as error:
             self._tree.fail(candidate.name, str(error))
         except DeviceLost:

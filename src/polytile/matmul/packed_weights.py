@@ -63,7 +63,7 @@ def _nibbles_from(kernel: GemmKernel, b: View, loop: Loop | None) -> int | None:
         return None
     limits = [integer_range(store.value) for store in loop.stores]
     known = [each for each in limits if each is not None]
-    least, most = min(low for low, _ in known), max(high for _, high in known)
+    least, most = min((low for low, _ in known), default=0), max((high for _, high in known), default=0)
     return least if len(known) == len(limits) and most - least < 16 else None
 
 

@@ -79,6 +79,11 @@ class Target:
         return ""
 
     @property
+    def reads_float8(self) -> bool:
+        """Whether generated kernels convert from 8-bit floats."""
+        return self.native or self.converts_float8
+
+    @property
     def converts_float8(self) -> bool:
         """Whether generated kernels convert to and from 8-bit floats: in Triton's interpreter, and on GPUs that have
         both types."""

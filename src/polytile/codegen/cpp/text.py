@@ -16,6 +16,7 @@ VALUE_TYPE = {
     torch.bool: "i32",  # a mask: 0 or -1
 }  # fmt: skip
 STORAGE_TYPE = {**VALUE_TYPE, torch.bfloat16: "bf16", torch.float16: "f16", torch.bool: "bool8"}
+STORAGE_TYPE |= {torch.float8_e5m2: "f8e5", torch.float8_e4m3fn: "f8e4"}  # only read
 
 
 def value_type(dtype: torch.dtype) -> str:

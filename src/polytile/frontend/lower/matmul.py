@@ -126,10 +126,10 @@ def narrow_view(operand: Tensor, side: int) -> View | None:
 
 
 def column_factor(builder: Builder, b: Tensor) -> tuple[Tensor, Tensor] | None:
-    """(q, s) if `b` is q·s, where q has 8 bits (see `number_of`) and s does not vary along k, such as a quantised weight's
-    per-channel scale: Σ a·q·s = s · Σ a·q. None otherwise."""
+    """(q, s) if `b` is q·s, where q has 8 bits (see `number_of`) or is a weight of 8-bit floats, and s does not vary along k,
+    such as a quantised weight's per-channel scale: Σ a·q·s = s · Σ a·q. None otherwise."""
     for q, s in _factors(b.node):
-        number = number_of(builder, b, q)
+        number = number_of(builder, b, q) or float8_weight(builder, b, q)
         if b.axes[-2] not in expr.free_symbols(s) and number is not None:
             return number, replace(b, node=s, call=None)
     return None
@@ -152,6 +152,16 @@ def number_of(builder: Builder, b: Tensor, node: Node) -> Tensor | None:
     if limits is None or limits[0] < -128 or limits[1] > 127:
         return None
     return replace(number, node=convert(node, torch.int8), dtype=torch.int8)
+
+
+def float8_weight(builder: Builder, b: Tensor, node: Node) -> Tensor | None:
+    """`node`, a factor of `b`, as an operand of `b`'s type, if it converts a weight of 8-bit floats, which does not round. Panels
+    of it are made once. None if it does not, or if products of `b`'s type are not added up in float32."""
+    load = _unconverted(node)
+    if not isinstance(load, Load) or b.dtype not in NARROW["cpu"][1]:
+        return None
+    buffer = builder.buffers[load.buffer]
+    return replace(b, node=load, call=None) if buffer.weight and buffer.dtype in FLOAT8 else None
 
 
 def difference(number: Node, less: Node) -> Node | None:

@@ -363,7 +363,7 @@ def converted(builder: Builder, x: Operand, dtype: torch.dtype) -> Tensor:
 
 def stored_alone(x: Operand, device: torch.device) -> bool:
     """Whether `x` is a tensor on the device whose dtype kernels can only convert."""
-    return isinstance(x, Tensor) and x.dtype in FLOAT8 and x.device == device and Target.of(device).converts_float8
+    return isinstance(x, Tensor) and x.dtype in FLOAT8 and x.device == device and Target.of(device).reads_float8
 
 
 def convert_to(value: Node, source: torch.dtype, dtype: torch.dtype) -> Node:

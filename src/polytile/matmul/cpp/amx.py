@@ -152,7 +152,7 @@ static void compute(const Problem& p, const Block& q, PA* memory) {
 """
 
 PERMITTED = """\
-constexpr long NOT_PERMITTED = -800;               // what a call answers that may not use tiles
+constexpr long DECLINED = -__LONG_MAX__ - 1;       // what a call answers that may not use tiles, and so has done nothing
 // Whether the process may use tiles, for which it has to ask.
 static bool permitted() {
   static bool granted = false;
@@ -165,6 +165,11 @@ static bool permitted() {
 }
 """
 OPENING = "  using namespace gemm;\n"
+DENIED = (
+    "multiplies by AMX's tiles, which Linux denies this process now: let a sandbox that was set up after polytile was imported "
+    "permit the system call arch_prctl(ARCH_REQ_XCOMP_PERM), or set it up before, and polytile multiplies by vectors."
+)
+"""What is wrong with a call that declines."""
 
 WORK = """\
 static void work(const Call& c, long thread, long threads) {
@@ -202,7 +207,7 @@ def functions(spec: GemmSpec, config: GemmConfig) -> str:
 
 def entry(text: str) -> str:
     """The exported function, which asks first whether it may use tiles."""
-    return text.replace(OPENING, f"{OPENING}  if (!permitted()) return NOT_PERMITTED;\n", 1)
+    return text.replace(OPENING, f"{OPENING}  if (!permitted()) return DECLINED;\n", 1)
 
 
 def transposes_a(spec: GemmSpec) -> bool:

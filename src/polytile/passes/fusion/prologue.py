@@ -15,8 +15,8 @@ A loop qualifies if only one product reads its result, as one whole operand, and
 reads. At each call the kernel still decides whether to compute the operand on the fly, once per tile of the other operand, or to
 materialise it first (`candidates/materialised_operands.py`).
 
-On a CPU a prologue computes an int8 weight, for example from packed 4-bit numbers. It runs once, when the weight is packed into
-panels.
+On a CPU a prologue computes an int8 weight, for example from packed 4-bit numbers, or converts a weight of 8-bit floats. It runs
+once, when the weight is packed into panels.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch.utils._sympy.functions import FloorDiv, Mod, ModularIndexing, PythonM
 
 from polytile.ir import expr, sizes
 from polytile.ir.buffer import Buffer, View
-from polytile.ir.dtypes import compute_dtype
+from polytile.ir.dtypes import FLOAT8, compute_dtype
 from polytile.ir.loop import Axis, Loop, Store
 from polytile.ir.program import Operation, Program
 from polytile.ir.template import Template
@@ -74,7 +74,8 @@ def _computable(view: View, side: int, producer: Loop, buffers: Mapping[str, Buf
     buffer = buffers[view.buffer]
     if not on_gpu(buffer.device):
         read = [buffers[name] for name in producer.reads()]
-        return side == 1 and view.dtype == buffer.dtype == torch.int8 and len(read) == 1 and read[0].weight is not None
+        packed = len(read) == 1 and read[0].weight is not None and (view.dtype == torch.int8 or read[0].dtype in FLOAT8)
+        return side == 1 and view.dtype == buffer.dtype and packed
     return view.dtype == buffer.dtype and view.dtype in OPERANDS
 
 

@@ -8,6 +8,7 @@ from collections.abc import MutableMapping
 from polytile.candidates.handles import DeviceHandle, Handle, NativeHandle, PythonHandle
 from polytile.errors import IndexOutOfRange
 from polytile.problem import Outcome
+from polytile.runtime.dispatcher import DECLINED
 from polytile.tuning.gate import Gate, Verdict
 from polytile.tuning.isolation import gpu, worker
 from polytile.tuning.isolation.endings import Failure
@@ -97,6 +98,8 @@ class Trials:
             nonlocal slowest
             finished = arena.run(handle, task.trial_seconds)
             slowest = max(slowest, finished.seconds)
+            if finished.code == DECLINED:
+                raise Failure(Outcome.RAISED, f"it {task.candidates[number].declines}")
             if finished.code:
                 raise IndexOutOfRange(f"run-time check {finished.code} of the kernel failed: an index is out of range.")
 

@@ -1,6 +1,6 @@
 // base: element types, the vector V<T, L>, masks.
 // needs:
-// gives: V Raw bf16 f16 bool8 i8 i16 i32 i64 u8 u16 u32 u64 as low high join zip broadcast iota first_n select hany hall
+// gives: V Raw bf16 f16 f8e5 f8e4 bool8 i8 i16 i32 i64 u8 u16 u32 u64 as low high join zip broadcast iota first_n select hany hall
 //
 // V<T, L> is L lanes of T (L a power of two, 1..64). It behaves like a GCC vector: operators, comparisons that give
 // -1/0 masks, v[i] to read and to write. It is a class because GCC scalarises or spills generic vectors that are wider
@@ -52,6 +52,8 @@ static_assert(sizeof(i64) == 8, "polytile's kernels need an LP64 system");
 // Storage types: the layout in memory of elements that are computed in another type.
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };
+struct f8e5 { u8 bits; };   // e5m2; kernels only read it
+struct f8e4 { u8 bits; };   // e4m3fn, which has no infinities; kernels only read it
 struct bool8 { u8 bits; };  // 0 or 1
 
 template <class A, class B> constexpr bool same = false;

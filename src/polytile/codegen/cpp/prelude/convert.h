@@ -1,4 +1,4 @@
-// convert: converts values between lane types and masks between lane sizes; bf16 and f16.
+// convert: converts values between lane types and masks between lane sizes; bf16, f16 and 8-bit floats.
 // needs: base
 // gives: cast mask_cast round_to from_storage to_storage value_of stored
 namespace pt {
@@ -260,8 +260,21 @@ template <int L> PT_FN V<u16, L> float_to_f16(V<float, L> v) {
   }
 }
 
+// 8-bit floats have half the bits of a float16: of the same exponents, or of others, whose values are 2^8 times as large.
+template <int L> PT_FN V<float, L> f8e5_to_float(V<u8, L> bits) {
+  return f16_to_float(resize<u16>(bits) << V<u16, L>(u16(8)));
+}
+template <int L> PT_FN V<float, L> f8e4_to_float(V<u8, L> bits) {
+  using U = V<u16, L>;
+  const U b = resize<u16>(bits), magnitude = b & U(u16(0x7f)), sign = (b & U(u16(0x80))) << U(u16(8));
+  const U special = select(magnitude == U(u16(0x7f)), U(u16(0x7e00)), magnitude << U(u16(7)));
+  return f16_to_float(sign | special) * V<float, L>(256.0f);
+}
+
 // Storage -------------------------------------------------------------------------------------------------------------
 template <class S> struct Stored { using type = S; };
+template <> struct Stored<f8e5> { using type = u8; };
+template <> struct Stored<f8e4> { using type = u8; };
 template <> struct Stored<bf16> { using type = u16; };
 template <> struct Stored<f16> { using type = u16; };
 template <> struct Stored<bool8> { using type = u8; };
@@ -271,6 +284,8 @@ template <class S> constexpr bool is_bool = same<S, bool8> || same<S, bool>;
 
 template <class S> struct ValueOf { using type = S; };
 template <> struct ValueOf<bf16> { using type = float; };
+template <> struct ValueOf<f8e5> { using type = float; };
+template <> struct ValueOf<f8e4> { using type = float; };
 template <> struct ValueOf<f16> { using type = float; };
 template <> struct ValueOf<bool8> { using type = u8; };
 template <class S> using value_of = typename ValueOf<S>::type;  // the type in which elements of S are computed
@@ -287,6 +302,8 @@ template <class To, class From, int L> PT_FN V<stored<To>, L> cast(V<From, L> v)
 template <class T, class S, int L> PT_FN V<T, L> from_storage(V<stored<S>, L> v) {
   if constexpr (same<S, bf16>) return cast<T>(bf16_to_float(v));
   else if constexpr (same<S, f16>) return cast<T>(f16_to_float(v));
+  else if constexpr (same<S, f8e5>) return cast<T>(f8e5_to_float(v));
+  else if constexpr (same<S, f8e4>) return cast<T>(f8e4_to_float(v));
   else return cast<T>(v);
 }
 template <class S, class T, int L> PT_FN V<stored<S>, L> to_storage(V<T, L> v) {
