@@ -71,7 +71,7 @@ def operands(length: int) -> tuple[Tensor, Tensor]:
 
 
 def functions() -> dict[str, Callable[..., Tensor]]:
-    options = {"persist": False, "stall": "tune", "attention_dropout": "fused"}
+    options: dict[str, Any] = {"persist": False, "stall": "tune", "attention_dropout": "fused"}
     mine = torch.compile(attend, backend="polytile", dynamic=True, fullgraph=True, options=options)
     return {"eager": attend, "polytile": mine, "peer": torch.compile(attend, dynamic=True, fullgraph=True), "fused": fused}
 
