@@ -101,9 +101,9 @@ TABLE: tuple[Option, ...] = (
         "Python, which pays where the GPU is the bottleneck (docs/convolutions.md).",
         choices=("library", "measured"), keys=PROGRAMS),
     Option("attention_dropout", str, "library",
-        "Dropout of attention's weights on a GPU, where attention is written out and trained. library: eager's kernel drops weights "
-        "that are in memory. fused: one kernel each way draws eager's numbers and keeps no weights, which saves their memory and "
-        "is faster from about 2000 keys on, and slower at few (docs/attention.md).",
+        "Dropout of attention's weights on a GPU, where attention is written out and trained. library: eager's kernel drops "
+        "weights that are in memory. fused: one kernel each way draws eager's numbers and keeps no weights, which saves their "
+        "memory and is faster from about 2000 keys on, and slower at few (docs/attention.md).",
         choices=("library", "fused"), keys=PROGRAMS),
     Option("refine", float, 0.03,
         "Share of a kernel's run time that re-tuning its frequent sizes may use. 0: never re-tune.", least=0),
