@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import polytile
 from polytile.candidates.library import convolution_backward
 from polytile.candidates.library.convolution import candidates
+from polytile.candidates.library.convolution_backward import hand_over
 from polytile.compiler.programs import CompiledProgram, compiled_programs
 from polytile.counters import counters
 from polytile.dispatch.convolution import define_convolution
@@ -136,6 +137,16 @@ def test_candidates_give_eager_s_gradients(last: bool, wanted: tuple[bool, bool]
             names.append(candidate.name)
     kinds = ["library", "timed", *([] if last else ["last", "last timed"])]
     assert names == [name for name in kinds if wanted[0] or "timed" not in name]
+
+
+def test_a_gradient_takes_memory_over_or_is_copied() -> None:
+    result = torch.randn(3, 4)
+    own, part = torch.empty(3, 4), torch.empty(6, 4)[1:4]
+    before = part.data_ptr()
+    for out in (own, part):
+        hand_over(out, result)
+        assert torch.equal(out, result)
+    assert own.data_ptr() == result.data_ptr() and part.data_ptr() == before
 
 
 def test_equal_problems_share_a_kernel() -> None:

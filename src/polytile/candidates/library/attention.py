@@ -24,7 +24,6 @@ from polytile.attention.arguments import Operands, operands, run_attention
 from polytile.attention.problem import AttentionProblem, Causal
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import PythonEntry
-from polytile.candidates.library.results import hand_over
 from polytile.cost import library_attention as prior
 from polytile.ir.attention import EMPTY
 from polytile.problem import Config, digest
@@ -73,12 +72,12 @@ class AttentionLibrary(Candidate):
         given = operands(self.problem, args)
         if self.problem.backward:
             for place, value in zip(given.gradients, self.gradients(given), strict=False):
-                hand_over(place, value)
+                place.copy_(value)
             return
         out, lse = self.run(given)
-        hand_over(given.out, out)
+        given.out.copy_(out)
         if given.lse is not None and lse is not None:
-            hand_over(given.lse, lse)
+            given.lse.copy_(lse)
 
 
 class MathLibrary(AttentionLibrary):

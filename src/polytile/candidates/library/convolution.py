@@ -21,7 +21,6 @@ import torch
 
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import PythonEntry
-from polytile.candidates.library.results import hand_over
 from polytile.cost.roofline import PLAIN_FLOPS, tensor_flops
 from polytile.problem import Config, digest
 from polytile.runtime.chosen_convolution import LAST, ConvolutionProblem, GradientProblem, Operands
@@ -120,7 +119,7 @@ class Convolution(LibraryConvolution):
             over = self.problem.stride, self.problem.padding, self.problem.dilation
             aten._conv_depthwise2d.out(given.x.contiguous(), given.w, self.problem.weight[2:], given.b, *over, out=given.out)
         else:
-            hand_over(given.out, self.problem.eager(given))
+            given.out.copy_(self.problem.eager(given))
 
     def _converted(self, given: Operands) -> None:
         """On channels-last images, which cuDNN's vectors of channels and tensor cores read in place. The weight is converted in

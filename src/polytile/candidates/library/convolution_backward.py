@@ -13,7 +13,6 @@ from torch import Tensor
 
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.library.convolution import WAYS, Convolution, LibraryConvolution
-from polytile.candidates.library.results import hand_over
 from polytile.runtime.chosen_convolution import LAST, GradientOperands, GradientProblem
 
 aten = torch.ops.aten
@@ -60,6 +59,15 @@ class ConvolutionGradients(LibraryConvolution):
         over = of.padding, left, of.stride, of.dilation, of.groups
         images = aten.cudnn_convolution_transpose(given.grad, given.w, *over, *flags)
         return images, self.problem.eager(given._replace(images=None))[1] if self.problem.weight else None
+
+
+def hand_over(out: Tensor, result: Tensor) -> None:
+    """Has `out` be the result: by taking over its memory where `out` has memory of its own, else by copying."""
+    storage = out.untyped_storage()
+    if storage.nbytes() == out.numel() * out.element_size() and out.stride() == result.stride():
+        out.set_(result)  # type: ignore[call-overload]
+    else:
+        out.copy_(result)
 
 
 def candidates(problem: GradientProblem, target: torch.device) -> tuple[Candidate, ...]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from polytile.candidates.entries import PythonEntry
 from polytile.candidates.library.matmul import CALL, MatmulLibrary
-from polytile.candidates.library.results import hand_over
 from polytile.ir.products import grouped_product
-from polytile.matmul.gemm_args import operands
 from polytile.matmul.gemm_kernel import ENDS
 from polytile.runtime.target import Target
 
@@ -41,19 +38,6 @@ class GroupedLibrary(MatmulLibrary):
     def entry(self) -> PythonEntry:
         return PythonEntry(self._call, recordable=self.at_once)
 
-    def _call(self, *args: Any) -> None:
-        if self.unfused is not None or not self.at_once or self.kernel.spec.grouped == "m":
-            super()._call(*args)
-            return
-        named, _ = operands(self.kernel, args)
-        view, out = named.pop("C"), args[[tensor.name for tensor in self.kernel.tensors].index("C")]
-        product = self._multiply_named(named, None)
-        if out.shape == product.shape:
-            del view  # of the memory that may change hands
-            hand_over(out, product)
-        else:
-            view.copy_(product)
-
     def _multiply_named(self, named: Mapping[str, torch.Tensor], out: torch.Tensor | None) -> torch.Tensor:
         """The product (1, m, n), or (groups, m, n) if groups divide k."""
         a, b, ends = (named[name] for name in ("A", "B", ENDS))
@@ -61,8 +45,8 @@ class GroupedLibrary(MatmulLibrary):
         if not self.at_once:
             return grouped_product(a, b, ends, axis, out)
         product = torch._grouped_mm(a[0], b if axis == "m" else b[0], offs=ends)
+        out = product.new_empty((1, *product.shape) if axis == "m" else product.shape) if out is None else out
         if axis == "k":
-            return product if out is None else out.copy_(product)
-        out = product.new_empty((1, *product.shape)) if out is None else out
+            return out.copy_(product)
         covered = torch.arange(len(product), device=ends.device) < ends[-1]
         return torch.where(covered[:, None], product, product.new_zeros(()), out=out[0])[None]
