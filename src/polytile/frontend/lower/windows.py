@@ -76,8 +76,8 @@ class Windows:
     def inside(self, point: Point, step: Step) -> Node | None:
         """Whether element `step` of the window of `point` is inside the source; None if it always is.
 
-        The last window ends at or before the end of the padding, or with `ceil` up to stride - 1 elements later, so element k of it
-        is (kernel - 1 - k)·dilation before that. With `ceil` every window begins inside the source or in the padding before it.
+        The last window ends at or before the end of the padding, or with `ceil` up to stride - 1 elements later. Its element k is
+        (kernel - 1 - k)·dilation before its end. With `ceil` every window begins inside the source or in the padding before it.
         """
         asked = []
         for d, at in enumerate(self.position(point, step)):
