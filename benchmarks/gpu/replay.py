@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.timing import compare
+from polytile.runtime.cuda.timing import generator_set_aside
 
 CALLS = 10
 PLACES = 3
@@ -36,7 +37,7 @@ def recorded(call: Call) -> torch.cuda.CUDAGraph:
             call()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with generator_set_aside(), torch.cuda.graph(graph):
         for _ in range(CALLS):
             call()
     graph.replay()

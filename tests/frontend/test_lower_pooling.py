@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,21 @@ def test_maxima_of_windows(name: str) -> None:
     x = torch.randn(4, 5, 11, 7)
     for mine, eager in zip(run(program, [x]), fn(x), strict=True):
         torch.testing.assert_close(mine, eager)
+
+
+@pytest.mark.parametrize("length", [9, 10, 11, 12])
+def test_windows_end_at_every_distance_from_the_end(length: int) -> None:
+    spans = [
+        {"kernel_size": kernel, "stride": stride, "padding": padding, "dilation": dilation, "ceil_mode": True}
+        for kernel, stride, padding, dilation in itertools.product((2, 3), (2, 3, 4), (0, 1), (1, 2))
+    ]
+    check(lambda x: tuple(F.max_pool2d(x, **span) for span in spans), torch.randn(2, 3, 7, length))
+
+
+def test_windows_that_are_rounded_up_ask_only_for_what_may_lie_beyond_the_end() -> None:
+    program = check(lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True), torch.randn(2, 3, 10, 12))
+    (loop,) = (op for op in program.operations if isinstance(op, Loop))
+    assert sum(load.mask is None for load in expr.loads(*loop.roots)) == 4, "the first two rows and columns are always inside"
 
 
 def test_more_pools() -> None:

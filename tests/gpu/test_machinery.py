@@ -199,6 +199,20 @@ def test_a_warm_process_benchmarks_and_compiles_nothing(empty_cache: Path) -> No
     assert said[0] != "0 0" and said[1] == "0 0"
 
 
+def test_a_candidate_that_cannot_be_recorded_leaves_random_numbers_as_they_were() -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(8, device="cuda")
+    x = torch.ones(1, device="cuda")
+    timer = Timer(torch.device("cuda", 0))
+    torch.manual_seed(7)
+    assert timer.seconds(lambda count: [x.item() for _ in range(count)], 4) > 0
+    assert not timer.graphs, "a call that waits for the device is timed without a graph"
+    assert timer.seconds(lambda count: [torch.rand(8, device="cuda") for _ in range(count)], 1) > 0
+    assert Timer(torch.device("cuda", 0)).seconds(lambda count: [x.add(1) for _ in range(count)], 4) > 0
+    torch.manual_seed(7)
+    agree(torch.rand(8, device="cuda"), expected)
+
+
 @pytest.mark.alone
 @pytest.mark.parametrize("graphs", [True, False], ids=["recorded", "launched"])
 def test_a_busy_thread_does_not_change_what_is_timed(graphs: bool) -> None:

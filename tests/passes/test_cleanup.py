@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +14,10 @@ from polytile.ir.library_call import Ref
 from polytile.ir.loop import Loop
 from polytile.ir.program import Extern, Program
 from polytile.passes.dce import eliminate_dead_code
-from polytile.passes.duplicates import merge_duplicates
+from polytile.passes.duplicates import merge_calls, merge_duplicates
 from polytile.passes.inplace import reuse
 from polytile.passes.pipeline import optimize
-from tests.passes.helpers import F32, S0, S1, Net, assert_same, loop_of, softmax
+from tests.passes.helpers import F32, S0, S1, Net, assert_same, loop_of, optimized, softmax
 
 aten = torch.ops.aten
 EXTENTS = {S0: 3, S1: 5}
@@ -117,6 +119,44 @@ def test_a_copy_that_is_changed_later_stays_apart() -> None:
     after = merge_duplicates(joined)
     assert after == joined
     assert_same(before, after, EXTENTS)
+
+
+# equal library calls -----------------------------------------------------------------------------------------------------
+
+
+def calls(function: Callable[..., Any], *args: torch.Tensor) -> list[str]:
+    return [str(o.target) for o in optimized(function, *args).operations if isinstance(o, Extern)]
+
+
+def test_equal_library_calls_are_made_once() -> None:
+    def rotated(x: torch.Tensor, y: torch.Tensor) -> Any:
+        as_complex = torch.view_as_complex
+        return as_complex(x).abs(), as_complex(x).angle(), torch.view_as_real(as_complex(x) * as_complex(y))
+
+    names = calls(rotated, torch.randn(5, 7, 2), torch.randn(5, 7, 2))
+    assert names.count("aten.view_as_complex.default") == 2
+
+
+def test_calls_stay_apart_whose_results_are_the_callers_or_whose_arguments_differ_in_type() -> None:
+    x = torch.randn(5, 7)
+    assert len(calls(lambda x: (torch.mode(x, 1)[0], torch.mode(x, 1)[0]), x)) == 2
+    assert len(calls(lambda x: torch.mode(x, 1)[0] + torch.mode(x, 1)[0], x)) == 1
+    assert len(calls(lambda x: torch.mode(x, 1, True)[0] + torch.mode(x, 1, False)[0], x)) == 2
+
+
+def test_calls_stay_apart_where_their_argument_is_written_between() -> None:
+    net = Net()
+    x = net.input("x", S0, S1)
+    assert x.view is not None
+    outs = [net.builder.new_buffer((S0,), F32, torch.device("cpu")) for _ in range(2)]
+    mode = [Extern(f"lib{k}", torch.ops.aten.mode.default, (Ref(x.view), 1), (), (out.name, None)) for k, out in enumerate(outs)]
+    net.builder.emit(mode[0])
+    net.write(x, net.input("y", S0, S1))
+    net.builder.emit(mode[1])
+    program = net.program()
+    assert merge_calls(program) == program
+    together = replace(program, operations=tuple(mode))
+    assert merge_calls(together).operations == (mode[0],)
 
 
 # memory that dies --------------------------------------------------------------------------------------------------------

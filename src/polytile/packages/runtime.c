@@ -414,9 +414,9 @@ static int no_number(Frame *frame, int callable, int64_t *result, const int *ten
     return no_python(frame, callable, 0, tensors, tensor_count, integers, count);
 }
 
-static int no_output(Frame *frame, int tensor, int source, int output, const Layout *layout)
+static int no_output(Frame *frame, int tensor, int source, int output, const Layout *layout, int is_view)
 {
-    (void)tensor, (void)source, (void)layout;
+    (void)tensor, (void)source, (void)layout, (void)is_view;
     return no_python(frame, output, 0, NULL, 0, NULL, 0);
 }
 

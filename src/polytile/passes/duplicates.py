@@ -1,14 +1,19 @@
-"""Merges duplicate buffers: a loop that stores one value at the same elements of two buffers of the same kind.
+"""Merges duplicates: a loop that stores one value at the same elements of two buffers of the same kind, and equal library calls.
 
     loop a for p0                       loop a for p0
       buf0[p0] = t3                 →     buf0[p0] = t3
       buf1[p0] = t3                     (every use of buf1 reads buf0)
+
+    buf0 = aten.view_as_complex(x)      buf0 = aten.view_as_complex(x)
+    buf1 = aten.view_as_complex(x)  →   (every use of buf1 reads buf0)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from polytile.ir import expr, sizes
 from polytile.ir.aliases import maybe_aliased
@@ -18,6 +23,7 @@ from polytile.ir.library_call import Ref, map_refs
 from polytile.ir.loop import Loop
 from polytile.ir.program import Extern, Operation, Program, map_views
 from polytile.ir.template import Template
+from polytile.passes.fusion.graph import has_effect
 from polytile.passes.loops import map_loop
 
 
@@ -57,6 +63,48 @@ def _alike(a: Buffer, b: Buffer) -> bool:
     return same and sizes.equal(a.storage_size, b.storage_size)
 
 
+def merge_calls(program: Program) -> Program:
+    """`program` with equal calls of ATen made one. Apart stay results that the caller gets, or that anything else writes; calls
+    before and after a write to memory that was there before; and a call that defines a size."""
+    writers = Counter(name for operation in program.operations for name in operation.writes())
+    apart = program.output_buffers() | {name for name, count in writers.items() if count > 1}
+    there = {name for name, buffer in program.buffers.items() if buffer.role != "temp"}
+    firsts: dict[Hashable, Extern] = {}
+    mapping: dict[str, str] = {}
+    operations: list[Operation] = []
+    for operation in program.operations:
+        if operation.writes() & there:
+            firsts.clear()
+        there |= operation.writes()
+        if isinstance(operation, Extern) and _is_repeatable(operation):
+            call = _renamed_call(operation, mapping)
+            first = firsts.setdefault(_key((call.target, call.args, call.kwargs)), call)
+            if first is not call and (stand_ins := _stand_ins(first, call, apart)) is not None:
+                mapping |= stand_ins
+                continue
+        operations.append(operation)
+    return renamed(replace(program, operations=tuple(operations)), mapping) if mapping else program
+
+
+def _stand_ins(first: Extern, second: Extern, apart: set[str]) -> dict[str, str] | None:
+    """For each result of a call that of an equal earlier one; None if the second has to be made as well."""
+    found = {gone: kept for kept, gone in zip(first.outputs, second.outputs, strict=True) if gone is not None}
+    known = {gone: kept for gone, kept in found.items() if kept is not None and gone not in apart}
+    return known if len(known) == len(found) and not second.symbols else None
+
+
+def _is_repeatable(call: Extern) -> bool:
+    """Whether calls with equal arguments give equal results, and do nothing else."""
+    return getattr(call.target, "namespace", "") == "aten" and not has_effect(call)
+
+
+def _key(value: Any) -> Hashable:
+    """Equal for equal arguments; 1, 1.0 and True are three."""
+    if isinstance(value, tuple | list):
+        return type(value), *map(_key, value)
+    return type(value), value
+
+
 def renamed(program: Program, mapping: Mapping[str, str]) -> Program:
     """`program` with buffers renamed, and without stores to the old names."""
     operations = tuple(_renamed_operation(o, mapping) for o in program.operations)
@@ -66,13 +114,17 @@ def renamed(program: Program, mapping: Mapping[str, str]) -> Program:
 
 def _renamed_operation(operation: Operation, mapping: Mapping[str, str]) -> Operation:
     if isinstance(operation, Extern):
-        args, kwargs = map_refs(
-            (operation.args, operation.kwargs),
-            lambda held: Ref(_renamed_view(held, mapping) if isinstance(held, View) else held),
-        )
-        return replace(operation, args=args, kwargs=kwargs)
+        return _renamed_call(operation, mapping)
     with_views = map_views(operation, lambda view: _renamed_view(view, mapping))
     return map_loop(with_views, lambda loop: _renamed_loop(loop, mapping))
+
+
+def _renamed_call(call: Extern, mapping: Mapping[str, str]) -> Extern:
+    args, kwargs = map_refs(
+        (call.args, call.kwargs),
+        lambda held: Ref(_renamed_view(held, mapping) if isinstance(held, View) else held),
+    )
+    return replace(call, args=args, kwargs=kwargs)
 
 
 def _renamed_loop(loop: Loop, mapping: Mapping[str, str]) -> Loop:

@@ -16,7 +16,7 @@ from polytile.ir import printer
 from polytile.ir.program import Program
 from polytile.ir.verify import verify
 from polytile.passes.dce import eliminate_dead_code
-from polytile.passes.duplicates import merge_duplicates
+from polytile.passes.duplicates import merge_calls, merge_duplicates
 from polytile.passes.fusion.broadcasts import store_broadcasts
 from polytile.passes.fusion.columns import fuse_columns
 from polytile.passes.fusion.dual_matmul import fuse_dual_matmul
@@ -51,6 +51,7 @@ class Pass:
 PASSES: tuple[Pass, ...] = (
     Pass("writing in place", write_in_place),
     Pass("plain strides", plain_strides),
+    Pass("equal calls", merge_calls),
     Pass("simplify", simplify),
     Pass("dead code", eliminate_dead_code),
     Pass("split axes", split_axes),

@@ -97,6 +97,8 @@ static void delete_handle(void *handle, int shared)
 
 static void release(Tensor *tensor)
 {
+    if (tensor->object == NULL && tensor->handle == NULL && tensor->memory == NULL && tensor->base == NULL)
+        return; /* nothing is there */
     PyObject *object = tensor->object;
     void *handle = tensor->owns_handle ? tensor->handle : NULL, *memory = tensor->owns_memory ? tensor->memory : NULL;
     *tensor = (Tensor){.device = UNREAD};
@@ -528,6 +530,43 @@ static int objects_of(Frame *frame, PyObject **objects, const int *tensors, int 
     return 0;
 }
 
+/* A new reference: `pattern` with the next of `tensors` for each Ellipsis in it, and the next of `numbers` for each
+   NotImplemented. */
+static PyObject *filled(PyObject *pattern, PyObject ***tensors, PyObject ***numbers)
+{
+    if (pattern == Py_Ellipsis)
+        return Py_NewRef(*(*tensors)++);
+    if (pattern == Py_NotImplemented)
+        return Py_NewRef(*(*numbers)++);
+    if (!PyList_CheckExact(pattern))
+        return Py_NewRef(pattern);
+    Py_ssize_t length = PyList_GET_SIZE(pattern);
+    PyObject *list = PyList_New(length);
+    for (Py_ssize_t i = 0; list != NULL && i < length; i++) {
+        PyObject *item = filled(PyList_GET_ITEM(pattern, i), tensors, numbers);
+        PyList_SET_ITEM(list, i, item);
+        if (item == NULL)
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+/* Calls what a part says: (callable, patterns of its arguments, names of the last ones). */
+static PyObject *call_filled(PyObject *part, PyObject **tensors, PyObject **numbers)
+{
+    PyObject *patterns = PyTuple_GET_ITEM(part, 1), *names = PyTuple_GET_ITEM(part, 2), *result = NULL;
+    Py_ssize_t count = PyTuple_GET_SIZE(patterns), made = 0, named = PyTuple_GET_SIZE(names);
+    PyObject *arguments[count + 1];
+    while (made < count && (arguments[made] = filled(PyTuple_GET_ITEM(patterns, made), &tensors, &numbers)) != NULL)
+        made++;
+    if (made == count)
+        result = PyObject_Vectorcall(PyTuple_GET_ITEM(part, 0), arguments, (size_t)(count - named), named > 0 ? names : NULL);
+    while (made-- > 0)
+        Py_DECREF(arguments[made]);
+    return result;
+}
+
+/* Calls a callable with these tensors and integers, or as a part says. */
 static PyObject *call_object(Frame *frame, PyObject *callable, const int *tensors, int tensor_count, const int64_t *integers,
                              int count)
 {
@@ -536,7 +575,9 @@ static PyObject *call_object(Frame *frame, PyObject *callable, const int *tensor
         return NULL;
     PyObject *result = NULL;
     if (pause_record(frame) == 0)
-        result = PyObject_Vectorcall(callable, objects, (size_t)(tensor_count + count), NULL);
+        result = PyTuple_CheckExact(callable)
+                     ? call_filled(callable, objects, objects + tensor_count)
+                     : PyObject_Vectorcall(callable, objects, (size_t)(tensor_count + count), NULL);
     go_on(frame);
     for (int i = 0; i < count; i++)
         Py_DECREF(objects[tensor_count + i]);
@@ -639,14 +680,16 @@ static int number(Frame *frame, int callable, int64_t *result, const int *tensor
     return *result == -1 && PyErr_Occurred() ? RAISED : 0;
 }
 
-/* Whether the tensor has these strides and no pending negation. */
-static int is_as_declared(Tensor *tensor, const Layout *layout)
+/* Whether the tensor has these strides and no pending negation, which only a view of another tensor may have. */
+static int is_as_declared(Tensor *tensor, const Layout *layout, int is_view)
 {
     int64_t *strides = NULL;
     if (tensor->handle == NULL || torch_functions.get_strides(tensor->handle, &strides) != 0)
         return 0;
     if (layout->rank > 0 && memcmp(strides, layout->strides, (size_t)layout->rank * sizeof(int64_t)) != 0)
         return 0;
+    if (!is_view)
+        return 1;
     static PyObject *is_neg;
     if (is_neg == NULL && (is_neg = PyUnicode_InternFromString("is_neg")) == NULL)
         PyErr_Clear();
@@ -657,7 +700,7 @@ static int is_as_declared(Tensor *tensor, const Layout *layout)
     return negative == Py_False;
 }
 
-static int pick(Frame *frame, int number, int source, int output, const Layout *layout)
+static int pick(Frame *frame, int number, int source, int output, const Layout *layout, int is_view)
 {
     Tensor *tensor = &frame->tensors[number];
     PyObject *result = frame->tensors[source].object;
@@ -665,7 +708,7 @@ static int pick(Frame *frame, int number, int source, int output, const Layout *
     if (object == NULL)
         return RAISED;
     hold(tensor, object);
-    if (object == Py_None || is_as_declared(tensor, layout))
+    if (object == Py_None || is_as_declared(tensor, layout, is_view))
         return 0;
     PyObject *strides = tuple_of_sizes(layout->strides, layout->rank);
     PyObject *declared = NULL;

@@ -48,7 +48,7 @@ typedef struct {
     int (*kernel)(Frame *, int kernel, const int *tensors, int tensor_count, const int64_t *integers, int count);
     int (*python)(Frame *, int callable, int result, const int *tensors, int tensor_count, const int64_t *integers, int count);
     int (*number)(Frame *, int callable, int64_t *result, const int *tensors, int tensor_count, const int64_t *integers, int count);
-    int (*pick)(Frame *, int tensor, int source, int output, const Layout *); /* output -1: the only one */
+    int (*pick)(Frame *, int tensor, int source, int output, const Layout *, int is_view); /* output -1: the only one */
     int (*is_none)(Frame *, int tensor);
     int (*raise)(Frame *, int error); /* -1 */
     int (*overflow)(Frame *);         /* -1 */

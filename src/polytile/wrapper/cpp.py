@@ -18,6 +18,7 @@ from typing import Any
 import sympy
 import torch
 
+from polytile.ir.aliases import returns_alias
 from polytile.runtime import program
 from polytile.wrapper import c_numbers, lines, python
 from polytile.wrapper.arena import Arena, arena, tensors_of
@@ -40,8 +41,9 @@ class Unit:
 
     text: str
     kernels: tuple[Callable[..., None], ...]
-    parts: tuple[Callable[..., Any], ...]
-    """Python functions that do the parts without a C form."""
+    parts: tuple[Callable[..., Any] | tuple[Callable[..., Any], tuple[Any, ...], tuple[str, ...]], ...]
+    """What does the parts without a C form: Python functions, and library calls as (function, patterns of the arguments, names of
+    the last ones), see UnitWriter.pattern."""
     constants: tuple[torch.Tensor, ...]
     errors: tuple[tuple[type[Exception], str], ...]
     arguments: int
@@ -74,6 +76,8 @@ class UnitWriter(lines.LineWriter):
         self.functions: list[str] = []
         """The text of the Python functions among the parts."""
         self.parts: list[str] = []
+        self.views: set[str | None] = set()
+        """Results of library calls that may be views."""
         self.body: list[str] = []
         self.symbols = {symbol.name: symbol for line in all_lines for symbol in symbols_in(line)}
         self.read = {name for line in all_lines for name in tensors_of(line)}
@@ -109,7 +113,7 @@ class UnitWriter(lines.LineWriter):
         errors = [f"({error.__name__}, {message!r})" for error, message in self.errors]
         held = [list(self.kernels), self.parts, self.constants, errors]
         counts = self.arguments, len(self.tensors), self.memories, self.device
-        after = ", ".join([*("(" + "".join(f"{item}, " for item in items) + ")" for items in held), *map(str, counts)])
+        after = ", ".join([*map(_tuple, held), *map(str, counts)])
         return "\n".join([*self.functions, f'{NAME} = (r"""', f'{body}""", {after})', ""])
 
     def function(self) -> str:
@@ -198,7 +202,7 @@ class UnitWriter(lines.LineWriter):
         """The objects and integers of these names as arguments of the Api's calls."""
         objects = [self.tensor(name) for name in names if self.is_object(name)]
         integers = [self.symbol(self.symbols[name]) for name in names if not self.is_object(name)]
-        return f"{_ints('int', objects)}, {len(objects)}, {_ints('int64_t', integers)}, {len(integers)}"
+        return _given(objects, integers)
 
     def python(self, text: str, names: Sequence[str], result: str | None) -> None:
         """Sets `result` to the value of the Python expression `text` over these names."""
@@ -314,17 +318,46 @@ class UnitWriter(lines.LineWriter):
 
     def call_kernel(self, line: lines.CallKernel) -> None:
         tensors, sizes = [self.tensor(name) for name in line.tensors], [self.number(size) for size in line.sizes]
-        given = f"{_ints('int', tensors)}, {len(tensors)}, {_ints('int64_t', sizes)}, {len(sizes)}"
-        self.do(f"api->kernel(f, {self.kernels[line.kernel]}, {given})")
+        self.do(f"api->kernel(f, {self.kernels[line.kernel]}, {_given(tensors, sizes)})")
 
     def call_library(self, line: lines.CallLibrary) -> None:
-        given = (argument.value for argument in lines.arguments_in((line.args, line.kwargs)))
-        names = dict.fromkeys(name for value in given for name in ([value] if isinstance(value, str) else _names(value)))
-        self.python(self.text.library_call(line), list(names), line.result)
+        if returns_alias(line.target):
+            self.views.add(line.result)
+        objects: list[str] = []
+        integers: list[str] = []
+        try:
+            args = [self.pattern(value, objects, integers) for value in (*line.args, *dict(line.kwargs).values())]
+        except NotInC:
+            given = (argument.value for argument in lines.arguments_in((line.args, line.kwargs)))
+            names = dict.fromkeys(name for value in given for name in ([value] if isinstance(value, str) else _names(value)))
+            self.python(self.text.library_call(line), list(names), line.result)
+            return
+        part = self.part(f"({self.text.callee(line)}, {_tuple(args)}, {_tuple(repr(name) for name, _ in line.kwargs)})")
+        where = "-1" if line.result is None else self.tensor(line.result)
+        self.do(f"api->python(f, {part}, {where}, {_given(objects, integers)})")
+
+    def pattern(self, value: Any, objects: list[str], integers: list[str]) -> str:
+        """The Python text of a library call's argument. It has `...` in place of each object that the program gives, and
+        `NotImplemented` in place of each integer; they are added to the lists. Raises NotInC for an argument of another kind."""
+        if isinstance(value, list):
+            return f"[{', '.join(self.pattern(each, objects, integers) for each in value)}]"
+        if not isinstance(value, lines.Argument):
+            if any(lines.arguments_in(value)):
+                raise NotInC(f"the program gives parts of a {type(value).__name__}")
+            return self.text.value(value)
+        name = str(value.value)
+        if isinstance(value.value, str) or (name in self.symbols and self.is_object(name)):
+            objects.append(self.tensor(name))
+            return "..."
+        if not value.value.is_integer:
+            raise NotInC(f"{name} is no integer")
+        integers.append(self.number(value.value))
+        return "NotImplemented"
 
     def pick_output(self, line: lines.PickOutput) -> None:
-        buffer, k = line.buffer, -1 if line.k is None else line.k
-        self.do(f"api->pick(f, {self.tensor(buffer.name)}, {self.tensor(line.source)}, {k}, {self.layout(buffer)})")
+        buffer, k, is_view = line.buffer, -1 if line.k is None else line.k, int(line.source in self.views)
+        name, source = self.tensor(buffer.name), self.tensor(line.source)
+        self.do(f"api->pick(f, {name}, {source}, {k}, {self.layout(buffer)}, {is_view})")
 
     def pick_size(self, line: lines.PickSize) -> None:
         text = self.text.picked_size(line)
@@ -362,6 +395,15 @@ def _identifier(name: str) -> str:
 
 def _ints(kind: str, items: Sequence[str]) -> str:
     return f"(const {kind}[]){{{', '.join(items)}}}" if items else "0"
+
+
+def _given(tensors: Sequence[str], integers: Sequence[str]) -> str:
+    """Tensors and integers as arguments of the Api's calls."""
+    return f"{_ints('int', tensors)}, {len(tensors)}, {_ints('int64_t', integers)}, {len(integers)}"
+
+
+def _tuple(items: Iterable[str]) -> str:
+    return "(" + "".join(f"{item}, " for item in items) + ")"
 
 
 def _device(device: torch.device) -> str:

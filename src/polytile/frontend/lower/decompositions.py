@@ -26,7 +26,7 @@ from torch._prims_common import (
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false, statically_known_true
 
 from polytile.frontend.circular_pads import PAD_CIRCULAR
-from polytile.frontend.lower import norms, pads
+from polytile.frontend.lower import foreach, norms, pads
 from polytile.frontend.lower.overloads import all_overloads, overloads
 
 # Decomposed by torch's own rules, beyond the core table.
@@ -322,6 +322,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "mse_loss_backward.default": _mse_loss_backward,
     "smooth_l1_loss_backward.default": _smooth_l1_loss_backward,
     "huber_loss_backward.default": _huber_loss_backward,
+    **foreach.DECOMPOSITIONS,
     **norms.DECOMPOSITIONS,
     **pads.DECOMPOSITIONS,
 }

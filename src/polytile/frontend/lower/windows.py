@@ -76,17 +76,18 @@ class Windows:
     def inside(self, point: Point, step: Step) -> Node | None:
         """Whether element `step` of the window of `point` is inside the source; None if it always is.
 
-        Without `ceil` the last window ends at or before the end of the padding, so element k of it is at least (kernel - 1 -
-        k)·dilation before that.
+        The last window ends at or before the end of the padding, or with `ceil` up to stride - 1 elements later. Its element k is
+        (kernel - 1 - k)·dilation before its end. With `ceil` every window begins inside the source or in the padding before it.
         """
         asked = []
         for d, at in enumerate(self.position(point, step)):
             if (self.kernel[d], self.stride[d], self.padding[d]) == (1, 1, 0):
                 continue
             before, after = step[d] * self.dilation[d], (self.kernel[d] - 1 - step[d]) * self.dilation[d]
+            beyond = self.padding[d] + (self.stride[d] - 1 if self.ceil else 0)
             if not sizes.is_nonnegative(sympy.expand(before - self.padding[d])):
                 asked.append(compare("ge", at, ZERO))
-            if self.ceil or (self.padding[d] and not sizes.is_nonnegative(sympy.expand(after - self.padding[d]))):
+            if beyond and not (self.ceil and step[d] == 0) and not sizes.is_nonnegative(sympy.expand(after - beyond)):
                 asked.append(compare("lt", at, self.extents[d]))
         return all_of(asked)
 

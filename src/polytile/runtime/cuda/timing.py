@@ -7,9 +7,10 @@ separately after the L2 cache was overwritten.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -94,7 +95,7 @@ def recorded(work: Callable[[], Any], pool: torch.cuda.MemPool) -> torch.cuda.CU
     graphs of that pool. Other threads may continue to use the GPU."""
     graph, stream = torch.cuda.CUDAGraph(), _side_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    with torch.cuda.stream(stream), generator_set_aside():
         graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")  # type: ignore[arg-type]  # a handle's type is private
         try:
             work()
@@ -103,6 +104,22 @@ def recorded(work: Callable[[], Any], pool: torch.cuda.MemPool) -> torch.cuda.CU
     torch.cuda.current_stream().wait_stream(stream)
     graph.replay()
     return graph
+
+
+@contextlib.contextmanager
+def generator_set_aside() -> Iterator[None]:
+    """A recording within this context draws random numbers from a copy of the current device's default generator.
+
+    A recording puts the generator into a mode that only its proper end leaves. After one that fails (a call that waits for the
+    device cannot be recorded), every later draw of the process would raise "Offset increment outside graph capture".
+    """
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    own = generator.graphsafe_get_state()
+    generator.graphsafe_set_state(generator.clone_state())
+    try:
+        yield
+    finally:
+        generator.graphsafe_set_state(own)
 
 
 @functools.cache
