@@ -1,4 +1,4 @@
-"""`torch._foreach_*`: on a CPU the operator of each tensor, like eager's results to the bit."""
+"""`torch._foreach_*`: on a CPU the operator of each tensor, whose results are as eager's."""
 
 from __future__ import annotations
 

@@ -100,10 +100,22 @@ def recorded(work: Callable[[], Any], pool: torch.cuda.MemPool) -> torch.cuda.CU
         try:
             work()
         finally:
-            graph.capture_end()
+            _end(graph, pool)
     torch.cuda.current_stream().wait_stream(stream)
     graph.replay()
     return graph
+
+
+def _end(graph: torch.cuda.CUDAGraph, pool: torch.cuda.MemPool) -> None:
+    """Ends a recording. One that failed raises here, and torch then leaves its allocator at it: the process would abort as soon as
+    memory of any pool is released."""
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        with contextlib.suppress(RuntimeError):  # raised by a torch that has left the allocator in order
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool.id)
+            torch._C._cuda_releasePool(torch.cuda.current_device(), pool.id)
+        raise
 
 
 @contextlib.contextmanager
