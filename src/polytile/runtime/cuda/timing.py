@@ -107,7 +107,7 @@ def recorded(work: Callable[[], Any], pool: torch.cuda.MemPool) -> torch.cuda.CU
 
 
 def _end(graph: torch.cuda.CUDAGraph, pool: torch.cuda.MemPool) -> None:
-    """Ends a recording. One that failed raises here, and torch then leaves its allocator at it: the process would abort as soon as
+    """Ends a recording. One that failed raises here, and torch leaves its allocator at it: the process would abort as soon as
     memory of any pool is released."""
     try:
         graph.capture_end()
