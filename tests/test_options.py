@@ -48,7 +48,7 @@ def test_a_choice_outside_the_table_lists_the_choices() -> None:
         ({"sources": " , "}, "choose one or more from triton"),
         ({"shortlists": 3}, "no option 'shortlists'; did you mean 'shortlist'"),
         ({3: 1}, "polytile has no option 3"),
-        ({"zzz": 3}, r"no option 'zzz'\. Options: agree, agree_seconds, builder, "),
+        ({"zzz": 3}, r"no option 'zzz'\. Options: agree, agree_seconds, attention_dropout, builder, "),
         ([("threads", 1)], "takes a mapping from names of options to their values; it was given"),
     ],
 )

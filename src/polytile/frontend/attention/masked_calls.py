@@ -65,12 +65,12 @@ def _hold(
         if any(isinstance(each.meta["val"], torch.Tensor) and has_pairs(each, products) for each in read):
             return False
         results = WITH_LSE(*map(value, (q, k, v, scores)), scale, True)
-        forward = hold(graph, held, expression, (q, k, v, read), results)
+        forward = hold(graph, held, expression, (q, k, v, read, None), results)
     _, _, _, _, out, lse, *_ = backward.args
     with graph.inserting_before(backward):
         arguments = (q, k, v, read, out, lse, backward.args[0])
         fakes = OF_BACKWARD(*map(value, (q, k, v, scores, slopes, *arguments[4:])), None, scale)
-        gradients = hold(graph, held_backward, again, arguments, fakes)
+        gradients = hold(graph, held_backward, again, (*arguments, None), fakes)
     for old, new in ((call, forward), (backward, gradients)):
         old.replace_all_uses_with(new)
         for item in new.users:
