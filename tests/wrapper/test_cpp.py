@@ -100,14 +100,14 @@ def test_programs_stay_with_python_where_torch_is_not_as_it_was(
 ) -> None:
     given, x = lines_of(chain(3)), torch.randn(2, 3)
     monkeypatch.setattr(in_c, "WRAP", ("nowhere",))
-    in_c.module.cache_clear()
+    in_c._prepare.cache_clear()
     try:
         made = compiled.wrap("chain", given)
         assert in_c.module() is None and "programs run by Python's wrapper" in caplog.text
         torch.testing.assert_close(made.call([x])[0], x.sin().cos().sin())
     finally:
         monkeypatch.undo()
-        in_c.module.cache_clear()
+        in_c._prepare.cache_clear()
     assert in_c.module() is not None
 
 

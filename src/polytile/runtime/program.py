@@ -42,12 +42,15 @@ def header() -> str:
     return Path(__file__).with_name("program.h").read_text()
 
 
-@functools.cache
 def module() -> Any:
     """The launcher, able to run programs in C; None if there is no launcher, or if torch's functions cannot be found."""
     loaded = native.module()
-    if loaded is None:
-        return None
+    return loaded if loaded is not None and _prepare(loaded) else None
+
+
+@functools.cache
+def _prepare(loaded: Any) -> bool:
+    """Has a loaded launcher run programs. Returns whether it can."""
     try:
         loaded.configure_programs(_addresses(), _allocate)
         with torch.device("cpu"), torch.inference_mode(False):
@@ -57,8 +60,7 @@ def module() -> Any:
     if trouble:
         log.warning("torch %s: programs run by Python's wrapper, about 1 us a line, since %s.", torch.__version__, trouble)
         loaded.configure_programs((), None)
-        return None
-    return loaded
+    return not trouble
 
 
 def number_of(dtype: torch.dtype) -> int:
