@@ -103,7 +103,7 @@ TABLE: tuple[Option, ...] = (
     Option("attention_dropout", str, "library",
         "Dropout of attention's weights on a GPU, where attention is written out and trained. library: eager's kernel drops "
         "weights that are in memory. fused: one kernel each way draws eager's numbers and keeps no weights, which saves their "
-        "memory and is faster from about 2000 keys on, and slower at few (docs/attention.md).",
+        "memory; measured faster than eager at 1000 keys and more, and slower at 512 (docs/attention.md).",
         choices=("library", "fused"), keys=PROGRAMS),
     Option("refine", float, 0.03,
         "Share of a kernel's run time that re-tuning its frequent sizes may use. 0: never re-tune.", least=0),

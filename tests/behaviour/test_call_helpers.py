@@ -65,6 +65,14 @@ def test_a_float_keeps_its_tensor_and_what_equals_it_by_accident_does_not() -> N
         assert make(float(k + 2)).item() == k + 2
 
 
+def test_a_tensor_made_in_inference_mode_serves_training_too() -> None:
+    helpers._torch.cache_clear()  # other tests may have filled it
+    make = helpers._torch()._as_tensor_fullprec
+    with torch.inference_mode():
+        made = make(0.4375)
+    assert make(0.4375) is made and not made.is_inference()
+
+
 def test_tensors_that_a_mode_makes_are_not_kept() -> None:
     make = helpers._torch()._as_tensor_fullprec
     with torch._subclasses.FakeTensorMode():

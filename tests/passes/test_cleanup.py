@@ -159,6 +159,18 @@ def test_calls_stay_apart_where_their_argument_is_written_between() -> None:
     assert merge_calls(together).operations == (mode[0],)
 
 
+@pytest.mark.parametrize("changed", [0, 1])
+def test_calls_stay_apart_where_one_result_is_written_again(changed: int) -> None:
+    def function(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        both = torch.linalg.inv(x), torch.linalg.inv(x)
+        both[changed].index_add_(0, rows, torch.ones(2, x.shape[1]))
+        return both[0] @ both[1]
+
+    x, rows = torch.randn(6, 6) + 6 * torch.eye(6), torch.tensor([0, 3])
+    program = optimized(function, x, rows)
+    assert sum("inv" in str(o.target) for o in program.operations if isinstance(o, Extern)) == 2
+
+
 # memory that dies --------------------------------------------------------------------------------------------------------
 
 

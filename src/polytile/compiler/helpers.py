@@ -70,7 +70,8 @@ def _torch() -> types.ModuleType:
             return torch._as_tensor_fullprec(value)
         found = kept.get(value)
         if found is None:
-            found = torch._as_tensor_fullprec(value)
+            with torch.inference_mode(False):  # a later call may compute gradients
+                found = torch._as_tensor_fullprec(value)
             if len(kept) < MOST_NUMBERS:
                 kept[value] = found
         return found

@@ -37,6 +37,3 @@ def _decide_anew(owner: MultiKernel, candidate: Candidate, *args: Any) -> None:
         owner.learn(request)
         owner.reopen(request.key_fields)
     owner.dispatcher(*args)
-
-
-__all__ = ["entry_that_may_decline"]

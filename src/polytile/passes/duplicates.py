@@ -64,10 +64,9 @@ def _alike(a: Buffer, b: Buffer) -> bool:
 
 
 def merge_calls(program: Program) -> Program:
-    """`program` with equal calls of ATen made one. Apart stay results that the caller gets, or that anything else writes; calls
-    before and after a write to memory that was there before; and a call that defines a size."""
-    writers = Counter(name for operation in program.operations for name in operation.writes())
-    apart = program.output_buffers() | {name for name, count in writers.items() if count > 1}
+    """`program` with equal calls of ATen made one. Apart stay results that the caller gets, or of which either may be written
+    again; calls before and after a write to memory that was there before; and a call that defines a size."""
+    again, outputs = _written_again(program), program.output_buffers()
     there = {name for name, buffer in program.buffers.items() if buffer.role != "temp"}
     firsts: dict[Hashable, Extern] = {}
     mapping: dict[str, str] = {}
@@ -79,17 +78,24 @@ def merge_calls(program: Program) -> Program:
         if isinstance(operation, Extern) and _is_repeatable(operation):
             call = _renamed_call(operation, mapping)
             first = firsts.setdefault(_key((call.target, call.args, call.kwargs)), call)
-            if first is not call and (stand_ins := _stand_ins(first, call, apart)) is not None:
+            if first is not call and (stand_ins := _stand_ins(first, call, again, outputs)) is not None:
                 mapping |= stand_ins
                 continue
         operations.append(operation)
     return renamed(replace(program, operations=tuple(operations)), mapping) if mapping else program
 
 
-def _stand_ins(first: Extern, second: Extern, apart: set[str]) -> dict[str, str] | None:
+def _written_again(program: Program) -> set[str]:
+    """Buffers that more than one operation writes, and all that may share memory if one of these is among them."""
+    writers = Counter(name for operation in program.operations for name in operation.writes())
+    again, aliased = {name for name, count in writers.items() if count > 1}, maybe_aliased(program)
+    return again | aliased if again & aliased else again
+
+
+def _stand_ins(first: Extern, second: Extern, again: set[str], outputs: set[str]) -> dict[str, str] | None:
     """For each result of a call that of an equal earlier one; None if the second has to be made as well."""
     found = {gone: kept for kept, gone in zip(first.outputs, second.outputs, strict=True) if gone is not None}
-    known = {gone: kept for gone, kept in found.items() if kept is not None and gone not in apart}
+    known = {gone: kept for gone, kept in found.items() if kept is not None and gone not in outputs and not {gone, kept} & again}
     return known if len(known) == len(found) and not second.symbols else None
 
 

@@ -117,8 +117,8 @@ def _backward_space(itemsize: int, shared: int, specialised: bool) -> tuple[Conf
 def space(problem: AttentionProblem, device: DeviceFacts) -> tuple[Config, ...]:
     """Every config in canonical order, for all head sizes: plain tiles, packed tiles, split keys and specialised warps, or those
     of the backward pass."""
-    plain = problem.scores is None and problem.bias is None and problem.layout is None and all(problem.dense)
-    plain = plain and problem.dropout is None
+    more = problem.scores, problem.bias, problem.layout, problem.dropout
+    plain = all(each is None for each in more) and all(problem.dense)
     specialised = plain and not problem.changes and problem.dtype.itemsize == 2 and device.capability == SPECIALISED_ON
     if problem.backward:
         return _backward_space(problem.dtype.itemsize, device.shared_per_block, specialised and problem.scale != 0)
