@@ -183,6 +183,29 @@ def test_a_change_of_what_guards_read_is_noticed_and_so_is_its_end(change: Calla
     assert behind.memo(x)
 
 
+def test_a_class_that_is_as_before_after_a_change_leaves_the_memo() -> None:
+    """Each trace by torch.fx replaces methods of nn.Module for a while, so that all modules' classes have another version."""
+    model, x = Model(), torch.randn(3, 4)
+    behind = Behind(model)
+    for _ in range(2):
+        behind.call(x)
+    memo = behind.memo
+    with attribute(nn.Module, "__getattr__", lambda module, name: None):
+        assert not memo(x)
+    assert memo(x), "no call has noted facts anew"
+    torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4)))
+    assert memo(x) and behind.memo is memo
+    nn.Module.is_new = True  # type: ignore[assignment]
+    assert not memo(x), "a base has an attribute more"
+    del nn.Module.is_new
+    assert memo(x)
+    steps = Model.steps
+    del Model.steps
+    assert not memo(x)
+    Model.steps = steps
+    assert memo(x) is (list(vars(Model))[-1] != "steps"), "in another order they are not compared"
+
+
 def test_a_replaced_parameter_is_noticed_and_the_new_one_is_evaluated() -> None:
     model, x = Model(), torch.randn(3, 4)
     behind = Behind(model)

@@ -223,7 +223,10 @@ class FrontDoor:
         made = self._memos.setdefault(guards, [])
         if made and made[-1].function is not function:  # another forward with the same code has other cells, defaults and globals
             made.clear()
-        if not made or (made[-1].memo is not None and made[-1].memo.spent and len(made) < MOST_MEMOS):
+        spent = bool(made) and made[-1].memo is not None and made[-1].memo.spent
+        if spent:
+            made[-1].report()
+        if not made or (spent and len(made) < MOST_MEMOS):
             made.append(guard_reads.Making(entry.module(), guards.root, function, self._module))
         while at_once and not made[-1].done:
             made[-1]()

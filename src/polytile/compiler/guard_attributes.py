@@ -22,10 +22,16 @@ from polytile.compiler.guard_code import NOWHERE, PLAIN, Unknown, follow
 TYPE, VERSION, POINTER, ITEMS, ALL_ITEMS, ELEMENTS, ATTRIBUTE = range(7)
 """The kinds of facts of runtime/guard_facts.c."""
 
+KINDS = ("type", "version", "pointer", "items", "all items", "elements", "attribute")
+"""What they are called in messages."""
+
 PYTHONS_OWN = tuple(
     vars(kind)["__getattribute__"] for kind in (object, types.ModuleType, types.SimpleNamespace, functools.partial)
 )
 """Methods by which objects' attributes are found in their dictionaries and classes."""
+
+MRO = vars(type)["__mro__"]
+"""The getter of a class's method resolution order, whatever its metaclass has."""
 
 HEAP = 1 << 9
 """The flag of types whose objects may get another type."""
@@ -77,6 +83,7 @@ class Facts:
         self._version_of = version_of
         self._facts: dict[tuple[Any, ...], list[Any]] = {}
         """(kind, object, expected, name, version, length) by the kind, the object's address and the name."""
+        self._classes: dict[tuple[type, int], tuple[Any, ...]] = {}
         self._constants: list[Any] = []
         self._made: dict[int, Any] = {}
         """Bound methods and lists of comprehensions, by their addresses. Each access makes them, of what facts are about."""
@@ -118,7 +125,16 @@ class Facts:
         version = self._version_of(kind)
         if not version:
             raise Unknown(f"{kind} has no version")
-        self._note(VERSION, kind, 0, version=version)
+        order: tuple[type, ...] = MRO.__get__(kind)
+        attributes = (self._attributes(each) for each in order if each.__flags__ & HEAP)
+        self._note(VERSION, kind, (order, *attributes), version=version)
+
+    def _attributes(self, kind: type) -> tuple[Any, ...]:
+        """All that a class itself has, as (name, value, ...). The launcher owns it, and compares it after a change of the class."""
+        key = kind, self._version_of(kind)
+        if key not in self._classes:
+            self._classes[key] = tuple(part for item in vars(kind).items() for part in item)
+        return self._classes[key]
 
     def pointer(self, value: Any, name: str) -> Any:
         """What the attribute of this name, which is a pointer in the object, leads to."""
@@ -319,6 +335,14 @@ class Facts:
     def _note(self, kind: int, value: Any, expected: Any, name: str = "", version: int = 0) -> None:
         if id(value) not in self._made:
             self._facts.setdefault((kind, id(value), name), [kind, value, expected, name, version, -1])
+
+
+def described(fact: tuple[Any, ...]) -> str:
+    """A fact as the launcher takes it, in words."""
+    kind, value, expected, name, *_ = fact
+    named = value.__qualname__ if isinstance(value, type | types.FunctionType) else f"an object of {type(value).__qualname__}"
+    keys = f" {list(expected[::2])}" if kind in (ITEMS, ALL_ITEMS) else ""
+    return f"{KINDS[kind]} {name or ''}{keys} of {named}".replace("  ", " ")
 
 
 def _compares_in_c(key: Any) -> bool:

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch._C._dynamo import guards as dynamo
 
-from polytile.compiler.guard_attributes import TENSORS, Facts
+from polytile.compiler.guard_attributes import TENSORS, Facts, described
 from polytile.compiler.guard_code import Unknown
 
 log = logging.getLogger("polytile")
@@ -72,6 +72,7 @@ class Making:
         """The memo, once it is made. None if the guards read something else than facts can tell, or differ from what is known of
         torch here."""
         self.function = function
+        self._facts: tuple[str, ...] = ()
         self._parts: Any = self._make(loaded, root, function, module)
 
     def __call__(self) -> Any:
@@ -84,6 +85,12 @@ class Making:
                 log.debug("guards of %s are evaluated in each call: %s", self.function.__qualname__, why)
         return self.memo if self.done else self
 
+    def report(self) -> None:
+        """Logs that the memo is of no use, and what was found to differ last."""
+        if self._facts and self.memo is not None:
+            which = (*self._facts, "metadata of parameters", "modes of torch", "nothing")[self.memo.stopped]
+            log.debug("what guards of %s read differs in call after call: %s", self.function.__qualname__, which)
+
     def _make(self, loaded: Any, root: Any, function: types.FunctionType, module: Any) -> Generator[None]:
         """Yields after each part but the last. In the end nothing is kept alive."""
         until = time.thread_time() + PART
@@ -95,6 +102,8 @@ class Making:
                 until = time.thread_time() + PART
         owned = reads.facts.owned()
         yield
+        if log.isEnabledFor(logging.DEBUG):
+            self._facts = tuple(map(described, facts))
         self.memo = loaded.Memo(tuple(facts), owned, tuple(reads.tensors.values()), tuple(reads.modes), dynamo.TensorGuards)
 
 

@@ -15,7 +15,7 @@
 
 typedef enum {
     TYPE,      /* an object's type; with a version, it can only have changed if a dictionary has */
-    VERSION,   /* a type's version */
+    VERSION,   /* a type's version; after a change, all that it and its bases have */
     POINTER,   /* a pointer in an object */
     ITEMS,     /* items of a dictionary */
     ALL_ITEMS, /* all of them, in order */
@@ -28,7 +28,7 @@ typedef struct {
     FactKind kind;
     int length;         /* of a dictionary; -1: any */
     PyObject *object;   /* borrowed */
-    PyObject *expected; /* a type, what the pointer points to, an attribute's value: borrowed; for items and elements a tuple */
+    PyObject *expected; /* a type, what the pointer points to, an attribute's value: borrowed; for others a tuple */
     union {
         PyObject **pointer; /* of a POINTER, in the object */
         PyObject *name;     /* of an attribute */
@@ -97,6 +97,37 @@ static int attribute_is(const Fact *fact)
     return same;
 }
 
+/* Whether a type's attributes are as they were, by its version, or after a change one by one: whoever replaces a method for a
+   while, as torch.fx does at each trace, leaves another version behind. What is expected is the type's method resolution order,
+   then for each type in it that can change its attributes, (name, value, ...), which the memo owns. */
+static int type_is(Fact *fact)
+{
+    static PyObject *any_name;
+    PyTypeObject *type = (PyTypeObject *)fact->object;
+    if (type->tp_version_tag != 0 && type->tp_version_tag == fact->version)
+        return 1;
+    PyObject *order = type->tp_mro;
+    if (order != PyTuple_GET_ITEM(fact->expected, 0))
+        return 0;
+    for (Py_ssize_t i = 0, k = 1; i < PyTuple_GET_SIZE(order); i++) {
+        PyTypeObject *base = (PyTypeObject *)PyTuple_GET_ITEM(order, i);
+        if (!PyType_HasFeature(base, Py_TPFLAGS_HEAPTYPE))
+            continue;
+        PyObject *parts = PyTuple_GET_ITEM(fact->expected, k++), *name, *value;
+        Py_ssize_t at = 0, j = 0, count = PyTuple_GET_SIZE(parts);
+        for (; PyDict_Next(base->tp_dict, &at, &name, &value) && j + 1 < count; j += 2)
+            if (name != PyTuple_GET_ITEM(parts, j) || value != PyTuple_GET_ITEM(parts, j + 1))
+                return 0;
+        if (j != count || 2 * PyDict_GET_SIZE(base->tp_dict) != count)
+            return 0;
+    }
+    if (any_name != NULL || (any_name = PyUnicode_InternFromString("__init__")) != NULL)
+        _PyType_Lookup(type, any_name); /* gives the type a version */
+    if (type->tp_version_tag != 0)
+        fact->version = type->tp_version_tag;
+    return 1;
+}
+
 /* `changed` is set where a dictionary has changed, until all facts have been seen to hold. */
 static int is_as_before(Fact *fact, char *changed)
 {
@@ -104,7 +135,7 @@ static int is_as_before(Fact *fact, char *changed)
     case TYPE:
         return (fact->version != 0 && !*changed) || (PyObject *)Py_TYPE(fact->object) == fact->expected;
     case VERSION:
-        return ((PyTypeObject *)fact->object)->tp_version_tag == fact->version;
+        return type_is(fact);
     case POINTER:
         return *fact->pointer == fact->expected;
     case ITEMS:
@@ -164,9 +195,11 @@ static int read_fact(PyObject *given, Fact *fact)
     if (!PyArg_ParseTuple(given, "iOOUKi", &kind, &fact->object, &expected, &name, &version, &fact->length))
         return -1;
     PyObject **pointer = kind == POINTER ? pointer_in(fact->object, PyUnicode_AsUTF8(name)) : NULL;
-    int is_tuple = kind == ITEMS || kind == ALL_ITEMS || kind == ELEMENTS, fits = is_tuple ? PyTuple_Check(expected) : PyLong_Check(expected);
+    int is_tuple = kind == VERSION || kind == ITEMS || kind == ALL_ITEMS || kind == ELEMENTS, fits = is_tuple ? PyTuple_Check(expected) : PyLong_Check(expected);
     if (kind < 0 || kind >= KINDS || !fits || (kind == POINTER && pointer == NULL))
         return PyErr_Format(PyExc_ValueError, "Memo: %R is no fact", given), -1;
+    if (kind == VERSION && ((PyTypeObject *)fact->object)->tp_version_tag != version) /* and what has been read of it since may not hold */
+        return PyErr_Format(PyExc_ValueError, "Memo: %R has changed", fact->object), -1;
     fact->kind = (FactKind)kind;
     if (kind == POINTER)
         fact->pointer = pointer;

@@ -29,6 +29,7 @@ typedef struct {
     PyObject *modes;      /* ((callable, result), ...): torch's modes */
     PyObject *make_check; /* (*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None) -> checker of tensors */
     PyObject *checks;     /* those of the statics, TOGETHER in each: a checker of many is slow, as it looks for tensors given twice */
+    Py_ssize_t stopped;   /* what differed when facts were compared last: a fact's number, the next ones for tensors and for modes; -1: nothing */
     int refuted;          /* calls in a row for which guards held and facts did not: the type of something has changed for good */
     char changed;         /* whether a dictionary has changed since all facts held */
     Signature signatures[SIGNATURES];
@@ -126,11 +127,16 @@ static int all_facts_hold(Memo *self)
     int as_before = i == self->facts_count || self->facts[i].kind == ATTRIBUTE;
     if (as_before)
         self->changed = 0;
-    as_before = as_before && statics_are(self, tuples);
+    self->stopped = i;
+    if (as_before && !(as_before = statics_are(self, tuples)))
+        self->stopped = self->facts_count;
     Py_XDECREF(tuples);
-    for (; as_before && i < self->facts_count; i++)
+    for (; as_before && i < self->facts_count; i++) {
+        self->stopped = i;
         as_before = is_as_before(&self->facts[i], &self->changed);
-    as_before = as_before && modes_are(self);
+    }
+    if (as_before)
+        self->stopped = (as_before = modes_are(self)) ? -1 : self->facts_count + 1;
     PyErr_Clear();
     return as_before;
 }
@@ -381,6 +387,8 @@ static PyObject *type_version(PyObject *module, PyObject *type)
 static PyMemberDef memo_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Memo, vectorcall), READONLY, NULL},
     {"used", T_PYSSIZET, offsetof(Memo, used), READONLY, "how many calls' arguments it has kept"},
+    {"stopped", T_PYSSIZET, offsetof(Memo, stopped), READONLY,
+     "the number of what differed when facts were compared last, tensors and modes after all facts; -1: nothing"},
     {NULL, 0, 0, 0, NULL},
 };
 

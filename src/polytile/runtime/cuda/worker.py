@@ -27,7 +27,10 @@ def serve(module: str, control: socket.socket) -> None:
     with contextlib.suppress(ConnectionError):  # the parent has ended meanwhile
         control.sendall(b"ready\n")
     while True:
-        message, received, _, _ = socket.recv_fds(control, 1, 1)
+        try:
+            message, received, _, _ = socket.recv_fds(control, 1, 1)
+        except ConnectionError:  # the parent has ended without having read that this is ready
+            return
         if not message:
             return
         if os.fork() == 0:
