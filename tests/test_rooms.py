@@ -11,7 +11,7 @@ from scripts import house
 
 ARROWS = house.arrows()
 PACKAGE = Path(__file__).parents[1] / "src" / "polytile"
-TOOLS = {"counters", "debug", "errors", "facts", "files", "locks", "options", "problem", "version", "waits"}
+TOOLS = {"counters", "debug", "errors", "facts", "files", "host_time", "locks", "options", "problem", "version", "waits"}
 """Modules beside the rooms that every room may import."""
 
 BUILT_ON: dict[str, set[str]] = {

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from polytile.problem import Outcome
+from polytile.problem import Config, Outcome
 from polytile.store import Summary
 from polytile.store.records import LEAST_REGION, REGION, compact
 from polytile.tuning.decide import Entrant, Score, combine, doubtful, pick, place_of
@@ -171,3 +171,15 @@ def test_readings_under_load_replace_the_library_only_by_what_is_surely_faster()
         assert pick([Score(seconds, 0.1, disturbed=disturbed), Score(1.0, 0.1, disturbed=disturbed)], 0.02, known) == chosen
     single = Score(1.0, math.inf, disturbed=0.6)  # of one sample
     assert [pick([Score(seconds, 0.1, disturbed=0.6), single], 0.02, known) for seconds in (0.4, 0.6)] == [0, 1]
+
+
+def test_calls_through_python_count_where_kernels_are_shorter() -> None:
+    def entrant(origin: str, device: str = "cuda") -> Entrant:
+        return Entrant.known(1.0, Config(), origin, "attention", device)
+
+    generated, stored, flash = entrant("triton"), entrant("unfused"), entrant("library")
+    assert pick([Score(8e-6), Score(5e-6)], 0.01, [generated, stored]) == 0, "a call of three kernels keeps the host busier"
+    assert pick([Score(80e-6), Score(50e-6)], 0.01, [generated, stored]) == 1, "the device is busier than the host"
+    assert pick([Score(6e-6), Score(5e-6)], 0.01, [stored, flash]) == 1, "both are called through Python"
+    on_cpu = [entrant("cpp", "cpu"), entrant("unfused", "cpu")]
+    assert pick([Score(8e-6), Score(5e-6)], 0.02, on_cpu) == 1, "on a CPU it is part of what is timed"

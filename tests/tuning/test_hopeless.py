@@ -146,7 +146,7 @@ def test_what_was_left_out_is_not_measured_by_later_processes() -> None:
 
     def covers(device: str, *wanted: Fake) -> bool:
         spec = SimpleNamespace(target=torch.device(device))
-        request: Any = SimpleNamespace(spec=spec, candidates=candidates, sizes={})
+        request: Any = SimpleNamespace(problem=SimpleNamespace(family="mm"), spec=spec, candidates=candidates, sizes={})
         return exact.covers(request, known, scores, wanted, {})
 
     assert covers("cuda", *candidates) and not covers("cpu", *candidates)
@@ -164,7 +164,7 @@ def test_predictions_at_recorded_sizes_take_the_sizes_that_no_choice_depends_on_
     scores = [Score(2e-6, 0.01), Score(4e-6, 0.01), *[None] * (len(candidates) - 2)]
     known = {identity(candidate) for candidate in candidates[:2]}
     spec = SimpleNamespace(target=torch.device("cuda"))
-    request: Any = SimpleNamespace(spec=spec, candidates=candidates, sizes={"n0": 3, "n1": 2})
+    request: Any = SimpleNamespace(problem=SimpleNamespace(family="mm"), spec=spec, candidates=candidates, sizes={"n0": 3, "n1": 2})
     exact.covers(request, known, scores, candidates, {"n0": 7})
 
 

@@ -14,6 +14,7 @@ from polytile.attention.arguments import Operands, operands
 from polytile.attention.problem import AttentionProblem
 from polytile.attention.unfused import ITEMS, ROWS
 from polytile.candidates.inner_kernel import Composed, InnerKernel, best_cost
+from polytile.host_time import host_seconds, weighed
 from polytile.problem import digest
 from polytile.runtime.formula import Formula, encode, evaluate
 
@@ -38,8 +39,8 @@ class UnfusedAttention(Composed):
     name = "stored"
     origin = "unfused"
 
-    def __init__(self, problem: AttentionProblem, steps: Sequence[Step], scores: torch.dtype) -> None:
-        self.scores_dtype = scores
+    def __init__(self, problem: AttentionProblem, steps: Sequence[Step], scores: torch.dtype, target: torch.device) -> None:
+        self.scores_dtype, self.target = scores, target
         self.problem, self.steps, self.inner = problem, tuple(steps), [step.run for step in steps]
         symbols = sorted({s for step in steps for e in step.integers for s in e.free_symbols}, key=str)
         self._names = tuple(symbol.name for symbol in symbols)
@@ -57,7 +58,7 @@ class UnfusedAttention(Composed):
         return 0 < scores * self.scores_dtype.itemsize <= MOST_BYTES and min(sizes["Hkv"], sizes["D"], sizes["Dv"]) > 0
 
     def cost(self, sizes: Mapping[str, int]) -> float:
-        """The best prediction for each of the three."""
+        """The best prediction for each of the three, and for a call through Python."""
         group = sizes["Hq"] // max(1, sizes["Hkv"])
         dense = {
             ITEMS.name: sizes["B"] * sizes["Hkv"], ROWS.name: group * sizes["Mq"],
@@ -68,7 +69,7 @@ class UnfusedAttention(Composed):
         total = 0.0
         for step, ints in zip(self.steps, self._integers({**self.problem.dense_strides(sizes), **sizes, **dense}), strict=True):
             total += best_cost(step.run, dict(zip(step.run.spec.size_names, ints, strict=True)))
-        return total
+        return weighed(total, host_seconds(self.problem.family, self.origin, self.target.type))
 
     def _call(self, *args: Any) -> None:
         given = operands(self.problem, args)

@@ -206,7 +206,7 @@ def _unfused_attention(problem: AttentionProblem, target: torch.device, multiker
     products = [define_template(product, parts.buffers, multikernels) for product in (parts.first, parts.last)]
     calls = (products[0], define_loop(parts.softmax, parts.buffers, multikernels), products[1])
     steps = [Step(kernel, tuple(map(str, tensors)), ints) for kernel, tensors, ints in calls]
-    return UnfusedAttention(problem, steps, parts.buffers["scores"].dtype)
+    return UnfusedAttention(problem, steps, parts.buffers["scores"].dtype, target)
 
 
 def _epilogue_alone(kernel: gemm_kernel.GemmKernel, target: torch.device) -> MultiKernel | None:

@@ -102,8 +102,8 @@ class Request:
         """What was known of each candidate beforehand; nothing is asked of those without a score."""
         at = {**self.sizes, **(sizes or {})}
         pairs = zip(self.candidates, scores, strict=True)
-        family = self.problem.family
-        return [UNKNOWN if score is None else Entrant.from_candidate(candidate, family, at) for candidate, score in pairs]
+        family, kind = self.problem.family, self.spec.target.type
+        return [UNKNOWN if score is None else Entrant.from_candidate(candidate, family, kind, at) for candidate, score in pairs]
 
     def provisional(self, candidate: str, scores: Sequence[Score | None]) -> bool:
         """Whether the time of this candidate among `scores`, one for each of `candidates`, was taken under load and is to be

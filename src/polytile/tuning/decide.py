@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from polytile import options
 from polytile.candidates.sources import source_of
+from polytile.host_time import host_seconds, weighed
 from polytile.problem import Config, Outcome
 from polytile.store.records import Identity, Reading
 
@@ -55,21 +56,23 @@ MOST_CREDIT = 1e-6
 @dataclass(frozen=True)
 class Entrant:
     """What is known of a candidate before it is timed: the seconds that its model predicts, its threads, the rank of its source
-    among the competing ones, and whether it is the library's."""
+    among the competing ones, whether it is the library's, and the seconds that a call keeps the host busy (host_time.py)."""
 
     predicted: float = math.inf
     threads: int = 1
     place: int = 0
     library: bool = False
+    host: float = 0.0
 
     @classmethod
-    def from_candidate(cls, candidate: Candidate, family: str, sizes: Mapping[str, int]) -> Entrant:
-        return cls.known(candidate.cost(sizes), candidate.config, candidate.origin, family)
+    def from_candidate(cls, candidate: Candidate, family: str, device: str, sizes: Mapping[str, int]) -> Entrant:
+        return cls.known(candidate.cost(sizes), candidate.config, candidate.origin, family, device)
 
     @classmethod
-    def known(cls, predicted: float, config: Config, origin: str, family: str) -> Entrant:
-        """The Entrant of a candidate of this config and origin, for a problem of this family."""
-        return cls(predicted, threads_of(config), place_of(origin, family), origin == "library")
+    def known(cls, predicted: float, config: Config, origin: str, family: str, device: str) -> Entrant:
+        """The Entrant of a candidate of this config and origin, for a problem of this family on this type of device."""
+        host = host_seconds(family, origin, device)
+        return cls(predicted, threads_of(config), place_of(origin, family), origin == "library", host)
 
     @property
     def order(self) -> tuple[int, bool, float]:
@@ -79,7 +82,8 @@ class Entrant:
 
     def judged(self, seconds: float, excess: float) -> float:
         """The seconds to judge it by, where a parallel region cost `excess` seconds more than it has before (region.py)."""
-        return seconds - min(MOST_CREDIT, REGION_TIMES * excess, seconds / 2) if self.threads > 1 else seconds
+        credit = min(MOST_CREDIT, REGION_TIMES * excess, seconds / 2) if self.threads > 1 else 0.0
+        return weighed(seconds - credit, self.host)
 
 
 UNKNOWN = Entrant()

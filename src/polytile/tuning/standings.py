@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polytile.problem import Measurement
+from polytile.runtime.device import kind_of
 from polytile.store.reading import Record
 from polytile.store.records import Identity, reading_of
 from polytile.tuning.decide import Entrant, Score, combine
@@ -36,4 +37,5 @@ def standings(records: Sequence[Record]) -> dict[Identity, Standing]:
 
 def _entrant(newest: Measurement) -> Entrant:
     predicted = math.inf if newest.predicted is None else newest.predicted
-    return Entrant.known(predicted, newest.config, newest.origin, newest.problem.family)
+    problem = newest.problem
+    return Entrant.known(predicted, newest.config, newest.origin, problem.family, kind_of(problem.device))

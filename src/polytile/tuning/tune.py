@@ -17,6 +17,7 @@ from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import Entry, PythonEntry
 from polytile.counters import counters
 from polytile.errors import DeviceLost
+from polytile.host_time import host_seconds, weighed
 from polytile.problem import Outcome, time_text
 from polytile.runtime import background
 from polytile.runtime import compile as compiler
@@ -188,7 +189,8 @@ class _Trial:
             if contender.restore is not None:
                 contender.restore()
             seconds = measure.time_burst(contender, hopeless.BURST) / hopeless.BURST
-            self.standing.add(candidate.origin, seconds, self.task.predicted[index])
+            host = host_seconds(self.task.problem.family, candidate.origin, self.task.target.type)
+            self.standing.add(candidate.origin, weighed(seconds, host), self.task.predicted[index])
         if contender.timer is not None:
             contender.timer.release()
 
@@ -233,9 +235,10 @@ class _Trial:
     def _entrants(self) -> dict[int, Entrant]:
         """The candidates that may be timed, by index, in the order of `decide.pick`."""
         promise = dict(enumerate(self.task.predicted))
-        passed, family = {index: self.task.candidates[index] for index in sorted(self.passed)}, self.task.problem.family
+        passed = {index: self.task.candidates[index] for index in sorted(self.passed)}
+        where = self.task.problem.family, self.task.target.type
         known = {
-            index: Entrant.known(promise.get(index, math.inf), candidate.config, candidate.origin, family)
+            index: Entrant.known(promise.get(index, math.inf), candidate.config, candidate.origin, *where)
             for index, candidate in passed.items()
         }
         return dict(sorted(known.items(), key=lambda pair: pair[1].order))

@@ -25,6 +25,7 @@ from polytile.attention.problem import AttentionProblem, Causal
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import PythonEntry
 from polytile.cost import library_attention as prior
+from polytile.host_time import host_seconds, weighed
 from polytile.ir.attention import EMPTY
 from polytile.problem import Config, digest
 from polytile.runtime.efficient_attention import added, aligned, efficient, efficient_backward, hidden, no_state, once
@@ -55,7 +56,8 @@ class AttentionLibrary(Candidate):
     def cost(self, sizes: Mapping[str, int]) -> float:
         if self.target.type == "cpu":
             return prior.cpu_cost(self.problem, self.name, sizes, torch.get_num_threads())
-        return prior.gpu_cost(self.problem, self.name, sizes, Target.of(self.target).facts)
+        seconds = prior.gpu_cost(self.problem, self.name, sizes, Target.of(self.target).facts)
+        return weighed(seconds, host_seconds(self.problem.family, self.origin, self.target.type))
 
     def run(self, given: Operands) -> Result:
         """The result, and lse where the problem has one. The library's operators allocate both."""

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from polytile.candidates.candidate import Candidate
 from polytile.dispatch.links.prior import shortlist
 from polytile.dispatch.request import Answer, Request, must_measure
+from polytile.host_time import host_seconds, weighed
 from polytile.problem import Outcome
 from polytile.store import identity
 from polytile.store.records import Identity
@@ -67,5 +68,6 @@ def covers(
     standing = hopeless.Standing(hopeless.ON_RECORD)
     for candidate, score in zip(request.candidates, scores, strict=True):
         if score is not None and score.ok:
-            standing.add(candidate.origin, score.seconds, candidate.cost(at))
+            host = host_seconds(request.problem.family, candidate.origin, request.spec.target.type)
+            standing.add(candidate.origin, weighed(score.seconds, host), candidate.cost(at))
     return all(standing.cannot_win(candidate.origin, candidate.cost(at)) for candidate in lacking)
