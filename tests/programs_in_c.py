@@ -12,9 +12,14 @@ import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[PROGRAMS] = install()
+
+
+def install() -> collections.Counter[str]:
+    """Has every program compiled from C before its first call. Returns the counts of programs, which go on."""
     from polytile.wrapper import compiled, cpp
 
-    programs = config.stash[PROGRAMS] = collections.Counter()
+    programs = collections.Counter[str]()
     write, original = cpp.write, compiled._Swapped.__init__
 
     def init(self: Any, *given: Any) -> None:
@@ -31,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     compiled._Swapped.__init__ = init  # type: ignore[method-assign]
     cpp.write = counted
+    return programs
 
 
 PROGRAMS = pytest.StashKey[collections.Counter[str]]()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import polytile
 from polytile.matmul.triton.schedules import SCHEDULES
+from tests.behaviour.helpers import sized
 
 TRITON = {"interpret": True, "sources": "triton"}
 WAYS = {"cpp": {}, "triton": TRITON}
@@ -156,3 +157,10 @@ def misfits(args: tuple[Tensor, ...], longer: tuple[Tensor, ...]) -> dict[str, t
     first = next(place for place, arg in enumerate(args) if arg.shape != longer[place].shape)
     wrong = {"another K": longer[first], **{str(t): args[first].to(t) for t in (torch.int64, torch.float64)}}
     return {what: (*args[:first], operand, *args[first + 1 :]) for what, operand in wrong.items()}
+
+
+def test_a_bias_that_may_be_one_column_is_broadcast_by_calls_that_have_one() -> None:
+    """Tracing sees as many columns as the result has, or one, and asks nobody which."""
+    run = polytile.compile(lambda x: torch.addmm(x.chunk(2, 1)[-1], x, x.t()), dynamic=True)
+    for x in sized((2, 3), (6, 3), (17, 3), (4, 8)):
+        torch.testing.assert_close(run(x), torch.addmm(x.chunk(2, 1)[-1], x, x.t()))

@@ -22,14 +22,19 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda x: (x * 2).sum(1),
     "softmax": lambda x: torch.softmax(x + 1, 1),
     "product": lambda x: (x.transpose(1, 2) @ x).relu(),
+    "rows in another order": lambda x: x.index_select(1, torch.arange(x.shape[1]).flip(0)) + 1,
 }
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("shape", [(5, 0, 3), (0, 4, 3), (5, 4, 0)])
-def test_results_are_eagers_at_once_and_later(name: str, shape: tuple[int, ...], caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("force", ["", "interpreted"])
+def test_results_are_eagers_at_once_and_later(
+    name: str, shape: tuple[int, ...], force: str, caplog: pytest.LogCaptureFixture
+) -> None:
     function = FUNCTIONS[name]
-    compiled = torch.compile(function, backend="polytile", dynamic=True, options={"stall": "never", "learned": True})
+    options = {"stall": "never", "learned": True, "force": force}
+    compiled = torch.compile(function, backend="polytile", dynamic=True, options=options)
     x = torch.randn(*shape)
     expected = function(x)
     with torch.no_grad(), caplog.at_level(logging.WARNING, "polytile"):
@@ -37,7 +42,7 @@ def test_results_are_eagers_at_once_and_later(name: str, shape: tuple[int, ...],
             result = compiled(x)
             assert result.stride() == expected.stride() and torch.equal(result, expected)
             assert polytile.wait()
-    assert not caplog.records
+    assert not [r for r in caplog.records if "'force'" not in r.getMessage()]
 
 
 PROGRAM = """

@@ -509,6 +509,18 @@ def test_an_offset_into_memory_counts_from_its_beginning(part: Callable[[Tensor]
         torch.testing.assert_close(run(x), function(x))
 
 
+def test_an_offset_into_the_memory_of_a_temporary_reaches_all_of_it() -> None:
+    """The memory that a part of a computed value lies in is that of the whole value."""
+
+    def function(x: Tensor) -> list[Tensor]:
+        parts = (x + 1)[1:], (x + 2)[:-1], (x + 3)[:, 1:3], (x.t() + 4)[1:, ::2], torch.cat([x, x])[2]
+        return [look * 2 for y in parts for look in (y.as_strided((2, 3), (5, 2), 1), y.as_strided((9,), (2,), 0))]
+
+    run = compiled(function)
+    for x in sized((4, 6), (5, 7)):
+        torch.testing.assert_close(run(x), function(x))
+
+
 def test_arguments_that_share_memory_without_a_common_base() -> None:
     """torch traces the memory that they share with the size that it has at the first call."""
 

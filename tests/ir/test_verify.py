@@ -57,6 +57,9 @@ LEGAL: dict[str, Program] = {
     "pointwise": program(loop(expr.op("exp", F32, ELEMENT)), outputs=(whole(OUT),)),
     "reduction": program(rows(expr.reduce("sum", F32, ROW_ELEMENT)), outputs=(whole(ROW),)),
     "in place": program(loop(expr.op("exp", F32, ELEMENT), buffer="x")),
+    "past the end, at no point": program(
+        loop(expr.load(F32, "x", P0 * S1 + P1 + 2 * S0 * S1), axes=(Axis(P0, sizes.ZERO), Axis(P1, S1)))
+    ),
     "a sum of a constant": program(rows(expr.reduce("sum", F32, expr.const(1.0, F32)))),
     "epilogue": program(
         product(

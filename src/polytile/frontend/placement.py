@@ -79,7 +79,13 @@ def _worth_keeping(builder: Builder, node: torch.fx.Node, value: Tensor, nodes: 
 def bases(graph: torch.fx.Graph, generated: Container[object]) -> set[torch.fx.Node]:
     """Nodes whose values are stored because views of them are wanted. A view of any other unstored value is computed on its own,
     without the rest of that value. `generated` holds the operators that have a lowering."""
-    return _returned_bases(graph) | _library_bases(graph, generated)
+    return _returned_bases(graph) | _library_bases(graph, generated) | _strided_bases(graph)
+
+
+def _strided_bases(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """Bases of views whose memory is looked at by as_strided, which may reach elements that the view does not have."""
+    parts = [node.args[0] for node in graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default)]
+    return {base for part in parts if isinstance(part, torch.fx.Node) and (base := _base(part)) is not part}
 
 
 def _returned_bases(graph: torch.fx.Graph) -> set[torch.fx.Node]:

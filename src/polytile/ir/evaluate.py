@@ -444,9 +444,10 @@ def _bitcast(chunk: _Chunk, node: Op, args: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _check_index(chunk: _Chunk, node: Op, args: list[torch.Tensor]) -> torch.Tensor:
+    """An index that is the same at all points is computed for a loop without points too, and is wrong at none of them."""
     index, size = args
     wrong = (index < -size) | (index >= size)
-    if bool(wrong.any()):
+    if bool(wrong.any()) and 0 not in chunk.lengths:
         bad = int(torch.broadcast_to(index, wrong.shape)[wrong][0])
         work, length = ", ".join(chunk.loop.origins) or chunk.loop.name, int(size.max())
         raise IndexOutOfRange(f"index {bad} is out of range in {work}: the dimension that it picks from has {length} elements.")
@@ -454,7 +455,7 @@ def _check_index(chunk: _Chunk, node: Op, args: list[torch.Tensor]) -> torch.Ten
 
 
 def _check_divisor(chunk: _Chunk, node: Op, args: list[torch.Tensor]) -> torch.Tensor:
-    if bool((args[0] == 0).any()):
+    if bool((args[0] == 0).any()) and 0 not in chunk.lengths:
         raise DivisionByZero
     return args[0]
 

@@ -439,6 +439,8 @@ def _epilogue(loop: Loop, scope: Scope) -> Iterator[str]:
 
 
 def _in_range(loop: Loop, scope: Scope) -> Iterator[str]:
+    if any(axis.size == 0 for axis in loop.axes + loop.reduced):  # it accesses nothing
+        return
     for access in loop.accesses():
         if access.mask is not None or access.indirect:
             continue

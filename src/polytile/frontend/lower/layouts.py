@@ -61,13 +61,19 @@ def _laid_out_as_traced(builder: Builder, source: Tensor, traced: torch.Tensor) 
     strides = traced_strides(traced)
     if source.view is not None and source.view.strides == strides:
         return source
-    if not is_dense(source.sizes, strides):
+    if not is_dense(source.sizes, strides) or not _fills_its_memory(traced):
         raise PolytileError(
             "as_strided of a temporary that is a part of a larger one, which is not stored: "
             "call clone() on the part, or as_strided on the whole."
         )
     require_loop_dtype(source.dtype)
     return builder.realize(source, strides)
+
+
+def _fills_its_memory(traced: torch.Tensor) -> bool:
+    """Whether the memory of a dense tensor holds nothing else."""
+    elements = sympy.Mul(*map(as_size, traced.shape))
+    return sizes.equal(as_size(traced.untyped_storage().nbytes()), elements * traced.itemsize)
 
 
 def is_dense(shape: Sequence[Size], strides: Sequence[Size]) -> bool:

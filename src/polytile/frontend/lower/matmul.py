@@ -298,6 +298,9 @@ def mm(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
 
 @lowers(aten.addmm.default, aten.baddbmm.default)
 def addmm(builder: Builder, bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
+    wide = builder.result_sizes()
+    if not all(n == 1 or sizes.equal(n, w) for n, w in zip(reversed(bias.sizes), reversed(wide), strict=False)):
+        raise LoweringError("tracing left open whether the bias is broadcast, which only a call knows")
     return plus(builder, bias, product(builder, a, b, first=1), beta, alpha)
 
 
