@@ -1,8 +1,8 @@
 """`python -m benchmarks.programs [--only ...] [--levels ...] [--jobs 8] [--seconds 420]`: the suite, or a part of it.
 
-Each contestant of each program has a process and caches of its own. Rows go to OUT/programs_DEVICE.jsonl as they end. A run goes
-on from those and from the record, OUT/programs_DEVICE.json, which `--json` writes; `--show` prints both. When `--seconds` are over
-no process is begun, and one that has not ended `--grace` seconds later is ended.
+Each contestant of each program has a process and caches of its own. Rows go to OUT/programs_DEVICE.jsonl as they end. A run
+goes on from those and from the record, OUT/programs_DEVICE.json, which `--json` writes; `--show` prints both. When `--seconds` are
+over no process is begun, and one that has not ended `--grace` seconds later is ended.
 The programs come in an order that mixes families, so that a part of the suite is a sample of it. Several GPUs of one host can
 share a suite: each runs one `--part`, and `--resume` joins their files of rows.
 
@@ -45,10 +45,10 @@ TIMES = ("first_call_s", "second_call_s", "stages", *WAYS, "beside")
 
 
 class Rows:
-    """The rows measured so far: those of the record beside `path`, which ends in .json, and those of `path`, a .jsonl file to which
-    each row is written as it ends. The last of a program and contestant counts, so that of the file written last. Those of other
-    files of either kind are added that are missing; of those timed while other processes kept more than `beside` cores busy only
-    the verdict, and not that they were late. Raises FileNotFoundError where one of the others is not there."""
+    """The rows measured so far: those of the record beside `path`, which ends in .json, and those of `path`, a .jsonl file to
+    which each row is written as it ends. The last of a program and contestant counts, so that of the file written last. Those of
+    other files of either kind are added that are missing; of those timed while other processes kept more than `beside` cores busy
+    only the verdict, and not that they were late. Raises FileNotFoundError where one of the others is not there."""
 
     def __init__(self, path: Path, others: Iterable[Path] = (), beside: float = math.inf) -> None:
         self.path, self.where = path, {"revision": revision(), "processor": environment()["processor"]}
