@@ -1,8 +1,8 @@
 """`python -m benchmarks.programs [--only ...] [--levels ...] [--jobs 8] [--seconds 420]`: the suite, or a part of it.
 
 Each contestant of each program has a process and caches of its own. Rows go to OUT/programs_DEVICE.jsonl as they end. A run
-goes on from those and from the record, OUT/programs_DEVICE.json, which `--json` writes; `--show` prints both. When `--seconds` are
-over no process is begun, and one that has not ended `--grace` seconds later is ended.
+goes on from those and from the record, OUT/programs_DEVICE.json, which `--json` writes; `--show` prints both. When `--seconds`
+are over no process is begun, and one that has not ended `--grace` seconds later is ended.
 The programs come in an order that mixes families, so that a part of the suite is a sample of it. Several GPUs of one host can
 share a suite: each runs one `--part`, and `--resume` joins their files of rows.
 
