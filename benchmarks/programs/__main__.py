@@ -1,7 +1,8 @@
 """`python -m benchmarks.programs [--only ...] [--levels ...] [--jobs 8] [--seconds 420]`: the suite, or a part of it.
 
-Each contestant of each program has a process and caches of its own. Rows go to OUT/programs_DEVICE.jsonl as they end, and a run
-goes on from those; when `--seconds` are over no process is begun, and one that has not ended `--grace` seconds later is ended.
+Each contestant of each program has a process and caches of its own. Rows go to OUT/programs_DEVICE.jsonl as they end. A run
+goes on from those and from the record, OUT/programs_DEVICE.json, which `--json` writes; `--show` prints both. When `--seconds`
+are over no process is begun, and one that has not ended `--grace` seconds later is ended.
 The programs come in an order that mixes families, so that a part of the suite is a sample of it. Several GPUs of one host can
 share a suite: each runs one `--part`, and `--resume` joins their files of rows.
 
@@ -27,10 +28,10 @@ import torch
 
 from benchmarks import record
 from benchmarks.contestants import LATE, Processes
-from benchmarks.environment import DEVICE, revision
+from benchmarks.environment import DEVICE, environment, revision
 from benchmarks.programs.contestant import CONTESTANTS, table_of
 from benchmarks.programs.program import LEVELS, Program
-from benchmarks.programs.report import report, slowest
+from benchmarks.programs.report import WAYS, report, slowest
 
 Key = tuple[str, str]
 CONTESTANT = "benchmarks.programs.contestant:main"
@@ -39,18 +40,22 @@ EVERY = 15.0
 """Seconds between two writings of the file of results."""
 STEP = 29
 """The order of a run: every so many places of the tables, which it has no factor in common with."""
-TIMES = ("first_call_s", "second_call_s", "stages", "kernels", "direct", "called", "door", "beside")
+TIMES = ("first_call_s", "second_call_s", "stages", *WAYS, "beside")
 """What a row says of time."""
 
 
 class Rows:
-    """The rows measured so far, in a file to which each is written as it ends; the last of a program and contestant counts. Those
-    of other files are added that are missing; of those timed while other processes kept more than `beside` cores busy only the
-    verdict, and not that they were late."""
+    """The rows measured so far: those of the record beside `path`, which ends in .json, and those of `path`, a .jsonl file to
+    which each row is written as it ends. The last of a program and contestant counts, so that of the file written last. Those of
+    other files of either kind are added that are missing; of those timed while other processes kept more than `beside` cores busy
+    only the verdict, and not that they were late. Raises FileNotFoundError where one of the others is not there."""
 
     def __init__(self, path: Path, others: Iterable[Path] = (), beside: float = math.inf) -> None:
-        self.path, self.revision = path, revision()
-        self._rows = _read(path)
+        self.path, self.where = path, {"revision": revision(), "processor": environment()["processor"]}
+        self._rows: dict[Key, dict[str, Any]] = {}
+        own = filter(Path.exists, (path.with_suffix(".json"), path))
+        for file in sorted(own, key=lambda file: file.stat().st_mtime_ns):
+            self._rows |= _read(file)
         for file in others:
             for key, row in _read(file).items():
                 if key not in self and (row.get("error") != LATE or beside == math.inf):
@@ -63,8 +68,12 @@ class Rows:
     def __contains__(self, key: Key) -> bool:
         return key in self._rows
 
+    def timed(self, key: Key) -> bool:
+        """Whether a row has times of calls, or says why there are none."""
+        return any(way in self._rows[key] for way in (*WAYS, "error"))
+
     def add(self, row: dict[str, Any]) -> None:
-        self._write({**row, "revision": self.revision})
+        self._write({**row, **self.where})
 
     def _write(self, row: dict[str, Any]) -> None:
         self._rows[row["program"], row["contestant"]] = row
@@ -73,8 +82,8 @@ class Rows:
 
 
 def _read(path: Path) -> dict[Key, dict[str, Any]]:
-    """The last row of each program and contestant."""
-    rows = map(json.loads, path.read_text().splitlines() if path.exists() else ())
+    """The last row of each program and contestant in the lines of a run (.jsonl) or a record (.json)."""
+    rows = record.read(path)["rows"] if path.suffix == ".json" else map(json.loads, path.read_text().splitlines())
     return {(row["program"], row["contestant"]): row for row in rows}
 
 
@@ -86,7 +95,7 @@ def _busy(row: Mapping[str, Any]) -> float:
 @dataclass(frozen=True)
 class Run:
     """How contestants are run: who makes processes, on which device, the lock file for times, when to stop, how long one may
-    take, seconds of timing, PyTorch's threads (0: its own number)."""
+    take, seconds of timing, PyTorch's threads (a forked process would have one)."""
 
     processes: queue.SimpleQueue[Processes]
     device: str
@@ -166,7 +175,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--jobs", type=int, default=1, help="processes at a time; while one is timed others only compile"
     )
-    parser.add_argument("--threads", type=int, default=0, help="of PyTorch in each process; 0: its own number")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of PyTorch in each process")
     parser.add_argument("--seconds", type=float, default=1e6, help="when no further process is begun")
     parser.add_argument(
         "--grace", type=float, default=30, help="seconds after which those that are running then are ended"
@@ -179,9 +188,10 @@ def arguments() -> argparse.Namespace:
         "--first-calls", type=int, default=0, metavar="N", help="only the N slowest on record, alone and anew"
     )
     parser.add_argument("--anew", action="store_true", help="also what is on record")
+    parser.add_argument("--untimed", action="store_true", help="also what has a verdict on record, and no times")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or record.RESULTS))
     parser.add_argument(
-        "--resume", type=Path, nargs="*", default=[], help="files of rows of earlier runs to go on from"
+        "--resume", type=Path, nargs="*", default=[], help="records (.json) and rows (.jsonl) of earlier runs to go on from"
     )
     parser.add_argument(
         "--beside", type=float, default=math.inf, help="of those, no times taken beside more busy cores than this"
@@ -210,7 +220,7 @@ def carry_out(given: argparse.Namespace, table: str, rows: Rows, results: Result
             pool.submit(run.one, program, who)
             for program in programs
             for who in contestants
-            if given.anew or (program.name, who) not in rows
+            if given.anew or (program.name, who) not in rows or (given.untimed and not rows.timed((program.name, who)))
         ]
         for future in as_completed(begun):
             future.result()

@@ -31,9 +31,8 @@ own after 256, in up to 120 calls."""
 
 def main(asked: dict[str, Any]) -> dict[str, Any]:
     """The row of {"table", "program", "contestant", "device", "seconds", "lock", "threads"}: `seconds` are for timing, 0 for
-    none; `threads` are PyTorch's, 0 for as many as it takes by itself."""
-    if asked.get("threads"):
-        torch.set_num_threads(asked["threads"])
+    none; `threads` are PyTorch's."""
+    torch.set_num_threads(asked["threads"])
     program, who, device = table_of(asked["table"])[asked["program"]], asked["contestant"], asked["device"]
     lock = Path(asked["lock"]) if asked.get("lock") else None
     with torch.set_grad_enabled(program.training):

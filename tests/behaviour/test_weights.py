@@ -90,6 +90,32 @@ def test_what_a_loop_computes_from_a_constant_weight_is_kept_until_that_changes(
     assert_close()
 
 
+class Normalised(nn.Module):
+    """Once the scale that a loop computes from the variance is dead, a mean of the same size is stored, below the peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(N).eval()
+        self.first, self.second, self.wide = (nn.Linear(N, n, bias=False) for n in (N, N, 4 * N))
+        nn.init.uniform_(self.norm.get_buffer("running_var"), 0.5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(self.norm(x).relu())
+        gate: Tensor = self.second(y.mean(0, keepdim=True)).sigmoid()
+        wide: Tensor = self.wide(y * gate)
+        return wide
+
+
+@pytest.mark.parametrize("wrapper", ["python", "cpp", "fx"])
+def test_no_temporary_takes_the_memory_of_what_is_kept_between_calls(wrapper: str) -> None:
+    module, x = Normalised(), torch.randn(5, N)
+    with torch.no_grad():
+        call = run(module, wrapper=wrapper)
+        for _ in range(3):
+            torch.testing.assert_close(call(x), module(x), rtol=1e-4, atol=1e-4)
+    assert any(row.bytes == 4 * N for row in polytile.explain(call, x).weights), "the scale is kept"
+
+
 def test_what_a_program_returns_or_computes_from_others_too_is_not_kept() -> None:
     class Returned(Scaled):
         def forward(self, x: Tensor) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import record
 from benchmarks.architectures.models import MODELS
 from benchmarks.programs import __main__ as programs
 from benchmarks.programs import report
@@ -180,6 +182,22 @@ def test_rows_of_earlier_runs_are_taken_along(tmp_path: Path) -> None:
     again = programs.Rows(own)
     assert [(one["program"], one["contestant"]) for one in again.all] == [("a", "polytile"), ("a", "inductor"), ("b", "polytile")]
     assert again.all[0]["first_call_s"] == 2.0 and ("a", "inductor") in again and ("c", "polytile") not in again
+
+
+def test_a_run_goes_on_from_the_record_and_from_rows_of_a_run(tmp_path: Path) -> None:
+    record.write("programs_cpu", {"rows": ROWS[:2]}, tmp_path)
+    lines = tmp_path / "programs_cpu.jsonl"
+    lines.write_text(json.dumps({**ROWS[0], "first_call_s": 2.0}) + "\n")
+    later = time.time_ns() + 10**9
+    os.utime(lines, ns=(later, later))
+    assert [one["first_call_s"] for one in programs.Rows(lines).all] == [2.0, 16.0]
+    os.utime(lines, ns=(0, 0))  # the record was written last: another checkout's, say
+    assert [one["first_call_s"] for one in programs.Rows(lines).all] == [4.0, 16.0]
+    other = programs.Rows(tmp_path / "other.jsonl", [tmp_path / "programs_cpu.json"])
+    other.add(ROWS[2])
+    assert len(other.all) == 3 and other.all[2]["processor"]
+    with pytest.raises(FileNotFoundError, match="misspelt"):
+        programs.Rows(lines, [tmp_path / "misspelt.jsonl"])
 
 
 def test_of_rows_timed_on_busy_cores_the_verdict_alone_is_taken_along(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from polytile.ir.aliases import maybe_aliased
 from polytile.ir.buffer import Buffer
 from polytile.ir.program import Program
-from polytile.wrapper.lines import Allocate, Free, Line, PickOutput, Reuse
+from polytile.wrapper.lines import Allocate, FindPackedWeight, Free, Line, PickOutput, Reuse
 
 UNKNOWN_SIZE = 256
 """Stands for a size known only at run time. The plan is correct for any value; only its peak may be higher."""
@@ -26,9 +26,10 @@ def plan(
     lines: Sequence[Line], program: Program, traced: Mapping[sympy.Symbol, int], taken: Set[str] = frozenset()
 ) -> tuple[Line, ...]:
     """Replaces Allocates by Reuses of memory freed before. Only temporaries of this program are reused. Excluded are
-    those in `taken`, whose memory has already passed to another buffer, and those that a library call may have returned
-    an alias of."""
-    shared = maybe_aliased(program) | taken
+    those in `taken`, whose memory has already passed to another buffer, those that a library call may have returned an
+    alias of, and computed weights, which are kept between calls."""
+    kept = {line.name for line in lines if isinstance(line, FindPackedWeight)}
+    shared = maybe_aliased(program) | taken | kept
     held = _Held(lines, program, traced)
     pools: dict[PoolKey, list[int]] = {}
     replaced: dict[int, tuple[Line, ...]] = {}
