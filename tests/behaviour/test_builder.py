@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 import polytile
-from polytile.compiler import programs
+from polytile.compiler import building, early, handed, programs
 from polytile.compiler.building import Turns
 from polytile.runtime import background, builder, spare_core
 from polytile.runtime import compile as compiling
@@ -241,6 +242,37 @@ def test_starting_the_process_waits_for_no_answer(other_program: Callable[[str],
     asking.join(PATIENCE)
 
 
+def test_what_many_programs_need_is_compiled_until_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    begun: list[int] = []
+    made: list[int] = []
+
+    class Work:
+        def __init__(self, number: int) -> None:
+            self.number = number
+            begun.append(number)
+
+        def result(self) -> None:
+            made.append(self.number)
+            if self.number == 2:
+                requests.put({"do": "program"})
+
+    monkeypatch.setattr(handed, "needed_by_many", lambda linear: (Work(n) for n in range(9 if linear else 1)))
+    building._prepare_until_asked(requests, linear=False)
+    assert made == [0]
+    building._prepare_until_asked(requests, linear=True)
+    assert made == begun == [0, 0, 1, 2]
+
+
+@pytest.mark.parametrize("matrix", [True, False])
+def test_the_process_knows_whether_products_may_come(monkeypatch: pytest.MonkeyPatch, matrix: bool) -> None:
+    begun: list[bool] = []
+    monkeypatch.setattr(builder, "wanted", lambda: True)
+    monkeypatch.setattr(builder, "begin", lambda linear: begun.append(linear))
+    early.expect([torch.ones(3), torch.ones(3, 3, dtype=torch.float32 if matrix else torch.int64), 7])
+    assert begun == [matrix]
+
+
 def test_the_process_is_ready_soon() -> None:
     """It traces nothing; Dynamo takes a fifth of the time to import."""
     text = "import sys; from polytile.compiler import building; building._makers(); assert 'torch._dynamo' not in sys.modules"
@@ -258,6 +290,30 @@ def test_compilers_run_in_turns_with_calls(other_program: Callable[[str], None],
     rests: list[float] = []
     monkeypatch.setattr(builder, "_rest", lambda ran, *before: rests.append(ran))
     assert builder.ask("program", {}) == 7 and rests == [0.25]
+
+
+def test_no_more_compilers_run_side_by_side_than_the_request_allows() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        turns, running, most = Turns(theirs), 0, 0
+
+        def compiler() -> None:
+            nonlocal running, most
+            with turns.turn():
+                running += 1
+                most = max(most, running)
+                time.sleep(0.05)
+                running -= 1
+
+        for side_by_side in (1, 2):
+            turns.begin(side_by_side)
+            threads = [threading.Thread(target=compiler, daemon=True) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            while any(thread.is_alive() for thread in threads):
+                turns.go()
+                time.sleep(0.01)
+            assert most == side_by_side
 
 
 def test_who_compiles_asks_for_its_turn_while_it_is_waited_for() -> None:

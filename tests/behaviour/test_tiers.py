@@ -483,7 +483,7 @@ def test_what_the_first_call_needs_begins_before_the_tracer_is_imported(
 ) -> None:
     """Of a module: it is there to be called soon, and its parameters say where."""
     found: list[str] = []
-    monkeypatch.setattr(builder, "begin", lambda: found.append("builder"))
+    monkeypatch.setattr(builder, "begin", lambda linear: found.append("builder"))
     polytile.compile(torch.nn.Linear(3, 4) if module else activation, options={"stall": stall, "builder": "process"})
     assert len(found) == begun
 

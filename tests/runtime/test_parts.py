@@ -10,9 +10,10 @@ import pytest
 
 from polytile import counters
 from polytile.matmul import cpp as gemm
+from polytile.matmul import linear_tiles
 from polytile.matmul.cpp import GemmConfig, GemmSpec
 from polytile.runtime import toolchain
-from polytile.runtime.compile import SourceRejected, compile_cpp, compile_log
+from polytile.runtime.compile import SourceRejected, compile_cpp, compile_log, compile_parts
 from polytile.runtime.parts import marked, parts
 from tests.runtime.helpers import forget, returned
 
@@ -40,6 +41,25 @@ def test_a_part_is_compiled_once_for_all_texts_that_have_it(home: Path) -> None:
     assert counters["compiler_runs"] == 5 and counters["kernels_generated"] == 4
     assert sorted(record.name for record in compile_log()) == ["forty", "k", "k", "k", "k"]
     assert list((home / "tmp").iterdir()) == []
+
+
+def test_parts_are_compiled_ahead_of_texts(home: Path) -> None:
+    """What is made before there is a kernel is what the kernel is linked with."""
+    (ahead,) = compile_parts(text(0))
+    assert not objects(home)
+    assert [ahead.result().path] == objects(home) and counters["compiler_runs"] == 1
+    assert result(text(2)) == 42 and counters["compiler_runs"] == 2 and len(objects(home)) == 1
+
+
+def test_a_linear_layer_has_tiles_that_are_compiled_ahead() -> None:
+    known = {part.text for each in linear_tiles.texts() for part in parts(each)}
+    lanes = toolchain.find().lanes
+    for layout, kept in (("k", False), ("k", True), ("any", True)):
+        spec = GemmSpec(b_layout=layout, has_epilogue=True)
+        for config in gemm.configs(spec, lanes, kept):
+            if (config.form == "tile_prepacked") == kept:
+                unit = gemm.generate(spec, config, "k", "", lanes)
+                assert {part.text for part in parts(unit)} <= known, config
 
 
 def test_a_text_is_one_translation_unit_too(tmp_path: Path) -> None:

@@ -43,6 +43,16 @@ def four_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     openmp.set_threads(before)
 
 
+@pytest.mark.parametrize(("last_call", "most"), [(float("inf"), 1), (0.0, 4)], ids=["a call runs", "no calls come"])
+def test_packing_keeps_to_the_core_that_calls_leave(
+    four_threads: None, monkeypatch: pytest.MonkeyPatch, last_call: float, most: int
+) -> None:
+    monkeypatch.setattr(background.background, "last_call", last_call)
+    with spare_core.keep_to_one():
+        assert torch.get_num_threads() == most
+    assert torch.get_num_threads() == 4
+
+
 def test_a_thread_less_within_the_block(four_threads: None) -> None:
     def in_another() -> int:
         found: list[int] = []

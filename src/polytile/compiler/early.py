@@ -55,5 +55,6 @@ def prepare(values: Iterable[Any], hinted: bool = False) -> None:
 
 def expect(values: Iterable[Any]) -> None:
     """Has the other process start, if the program of a graph with these inputs may be made there."""
-    if builder.wanted() and all(value.device == CPU for value in values if isinstance(value, torch.Tensor)):
-        builder.begin()
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    if builder.wanted() and all(tensor.device == CPU for tensor in tensors):
+        builder.begin(linear=any(tensor.dtype == torch.float32 and tensor.dim() == 2 for tensor in tensors))

@@ -32,10 +32,12 @@ from polytile.ir.attention import Attention, Gradients, Sequences
 from polytile.ir.program import Assert, Extern, Input, Operator, Program, Trace
 from polytile.ir.serialise import Reader, Unstorable, Writer
 from polytile.ir.template import Grouping, Scales, Template
+from polytile.matmul import linear_tiles
 from polytile.problem import digest
 from polytile.runtime import background, builder, collector, compile
 from polytile.runtime.cache import current
 from polytile.runtime.chosen_convolution import ChosenConvolution, ChosenGradients, ConvolutionProblem, GradientProblem
+from polytile.runtime.compile import Compilation
 from polytile.runtime.convolution import PackedConvolution
 from polytile.runtime.cuda import products
 from polytile.runtime.lease import alone
@@ -109,10 +111,13 @@ def _request(lowered: Lowered, traced: Values, ahead: Sequence[Values], slot: Sl
 # in the process that makes them ---------------------------------------------------------------------------------------
 
 
-def compile_ahead() -> None:
-    """Starts compiling the C code that no program has of its own, while the first graph is traced."""
+def needed_by_many(linear: bool) -> Iterator[Compilation]:
+    """What is compiled while the first graph is traced, the most likely needed first: C code that no program has of its own, and,
+    if `linear`, the register tiles of products with a transposed matrix of float32. Raises CompilerMissing."""
     with options.override(compile_workers=1):
-        products.prepare()
+        yield products.prepare()
+    for text in linear_tiles.texts() if linear else ():
+        yield from compile.compile_parts(text)
 
 
 def make_program(request: Mapping[str, Any]) -> None:

@@ -41,7 +41,7 @@ from polytile.ir.program import Extern, Program
 from polytile.ir.template import Template
 from polytile.matmul import packed_weights
 from polytile.passes.pipeline import optimize
-from polytile.runtime import background, programs, toolchain
+from polytile.runtime import background, programs, spare_core, toolchain
 from polytile.runtime import compile as compiling
 from polytile.runtime.chosen_convolution import ChosenConvolution, ChosenGradients
 from polytile.runtime.neutral import neutral
@@ -276,12 +276,13 @@ def record(
 def pack_weights(compiled: CompiledProgram, arguments: Mapping[str, Any]) -> None:
     """Packs the constant weights among the arguments of a call, by the names of the graph's inputs, so that later calls find the
     copies."""
-    for _, call in compiled.calls:
-        packed, computed = call.packed_weight, call.computed_weight
-        weight = arguments.get(packed.view.buffer) if packed is not None and packed.constant else None
-        weight = arguments.get(computed.weight.name) if computed is not None else weight
-        if call.site is not None and isinstance(weight, torch.Tensor):
-            call.site.find(weight)
+    with spare_core.keep_to_one():
+        for _, call in compiled.calls:
+            packed, computed = call.packed_weight, call.computed_weight
+            weight = arguments.get(packed.view.buffer) if packed is not None and packed.constant else None
+            weight = arguments.get(computed.weight.name) if computed is not None else weight
+            if call.site is not None and isinstance(weight, torch.Tensor):
+                call.site.find(weight)
 
 
 def _show_progress() -> None:

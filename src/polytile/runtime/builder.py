@@ -60,10 +60,14 @@ class BuilderFailed(PolytileError):
     """The builder process did not answer, or reported why it cannot do the work."""
 
 
-def _started() -> ChildProcess:
+LINEAR = "linear"
+"""Argument of the process: there are matrices whose products it can prepare for until it is asked for something."""
+
+
+def _started(linear: bool = False) -> ChildProcess:
     own = {"PYTHONPATH": import_path(), "CUDA_VISIBLE_DEVICES": "", "POLYTILE_ISOLATION": "never"}
     try:
-        return ChildProcess(SCRIPT, environment={**os.environ, **own}, niceness=NICENESS)
+        return ChildProcess(SCRIPT, *([LINEAR] if linear else []), environment={**os.environ, **own}, niceness=NICENESS)
     except OSError as error:
         raise BuilderFailed(f"no process can be started ({error}).") from error
 
@@ -77,14 +81,14 @@ class _Builder:
         self.deaths = 0
         self.closed = False
 
-    def running(self) -> ChildProcess:
+    def running(self, linear: bool = False) -> ChildProcess:
         if self.process is not None and self.process.ended():
             self.process.close()  # it ended after a period without requests
             self.process = None
         if self.process is None:
             if self.closed or self.deaths >= MOST_DEATHS:
                 raise BuilderFailed("this process is ending." if self.closed else f"it has died {self.deaths} times.")
-            self.process = _started()
+            self.process = _started(linear)
         return self.process
 
     def stop(self) -> None:
@@ -114,13 +118,13 @@ def wanted() -> bool:
     return bool(elsewhere) and not _builder.closed
 
 
-def begin() -> None:
-    """Starts the process if it is not running; its imports take seconds. Never blocks: if another thread is waiting for
-    an answer, the process runs already."""
+def begin(linear: bool = False) -> None:
+    """Starts the process if it is not running; its imports take seconds. With `linear`, products of matrices of float32 are
+    expected. Never blocks: if another thread is waiting for an answer, the process runs already."""
     if _builder.lock.acquire(blocking=False):
         try:
             with contextlib.suppress(BuilderFailed):  # reported to whoever asks
-                _builder.running()
+                _builder.running(linear)
         finally:
             _builder.lock.release()
 

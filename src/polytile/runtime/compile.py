@@ -21,7 +21,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -263,6 +263,14 @@ def _cpp_arguments(flags: _Arguments, openmp: bool, tools: toolchain.Toolchain) 
     return (*tools.flags, *runtime, *flags), () if runtime else tools.libraries
 
 
+def compile_parts(source: str) -> Iterator[Compilation]:
+    """The objects of the parts of a C++ text (parts.py), ahead of a kernel with the same parts. Whoever takes one asks for its
+    `result()`, as nobody else works on it. Raises CompilerMissing."""
+    tools, cache = toolchain.require(), current()
+    order = Order("", source, "c++", *_cpp_arguments((), True, tools), tools.command, tools.identity)
+    return _objects(order, cache)
+
+
 def compile_c(name: str, source: str, flags: tuple[str, ...] = (), headers: tuple[str, ...] = ()) -> Compilation:
     """Requests the shared object of a C extension. Like `compile_cpp`, but not counted as a generated kernel. `headers`
     lists include directories; `flags` must identify their contents."""
@@ -391,7 +399,7 @@ def _build(order: Order, cache: Cache) -> Library:
     if no compiler is installed."""
     if not order.present:
         raise CompilerMissing(toolchain.NONE)
-    objects = _objects(order, cache)
+    objects = _intact_objects(order, cache)
     source = cache.write(order.stem + SUFFIXES[order.language], order.text.encode(), sealed=False)
     output = cache.scratch()
     begin = time.perf_counter()
@@ -411,10 +419,15 @@ def _build(order: Order, cache: Cache) -> Library:
     return Library(order, cache, path, seconds)
 
 
-def _objects(order: Order, cache: Cache) -> list[Path]:
-    """The objects of the parts of a text, which are intact now. Does the work that nobody has begun."""
+def _objects(order: Order, cache: Cache) -> Iterator[Compilation]:
+    """The objects of the parts of a text."""
     own = parts.parts(order.text) if order.suffix == SHARED else ()
-    return [verified(_compilation(order.of_part(part), cache)[0].result()).path for part in own]
+    return (_compilation(order.of_part(part), cache)[0] for part in own)
+
+
+def _intact_objects(order: Order, cache: Cache) -> list[Path]:
+    """The same, intact now. Does the work that nobody has begun."""
+    return [verified(compilation.result()).path for compilation in _objects(order, cache)]
 
 
 def _run_compiler(order: Order, source: Path, objects: list[Path], output: Path) -> None:

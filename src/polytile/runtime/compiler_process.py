@@ -70,12 +70,12 @@ def share_group() -> None:
     _groups["own"] = False
 
 
-_turns: list[Callable[[], None]] = []
+_turn: list[Callable[[], contextlib.AbstractContextManager[None]]] = []
 
 
-def take_turns(wait: Callable[[], None]) -> None:
-    """Calls `wait` before each compiler."""
-    _turns[:] = [wait]
+def take_turns(turn: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+    """Runs each compiler within a context of its own that `turn` makes."""
+    _turn[:] = [turn]
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
@@ -89,7 +89,10 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 def run(name: str, command: tuple[str, ...], source: Path) -> None:
     """Compiles `source`, of the kernel `name`. Raises SourceRejected; CompilerMissing if this process is ending."""
-    status, messages = _ended(name, command, source)
+    with contextlib.ExitStack() as within:
+        for turn in _turn:
+            within.enter_context(turn())
+        status, messages = _ended(name, command, source)
     if status != 0 and _running.ended:  # this process has stopped it: nothing is known about the source
         raise CompilerMissing(f"kernel {name!r} was being compiled when the process ended.")
     if status != 0:
@@ -98,8 +101,6 @@ def run(name: str, command: tuple[str, ...], source: Path) -> None:
 
 def _ended(name: str, command: tuple[str, ...], source: Path) -> tuple[int, str]:
     """Runs the compiler and returns its exit status and its output."""
-    for wait in _turns:
-        wait()
     counters.add("compiler_runs")
     process = subprocess.Popen(
         command,
