@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import sympy
@@ -16,14 +17,17 @@ from torch.utils._sympy.functions import FloorDiv, Min
 from polytile.codegen.triton.kernel import TritonKernel
 from polytile.matmul.gemm_kernel import ENDS
 from polytile.matmul.triton.operands import symbol
-from polytile.matmul.triton.product import blocks, ceil_div, product, program, unit_of
-from polytile.matmul.triton.unit import Chip, Unit
+from polytile.matmul.triton.product import blocks, ceil_div, described, described_product, product, program, unit_of
+from polytile.matmul.triton.schedule import schedule_of
+from polytile.matmul.triton.unit import ROWS, Chip, Unit
 from polytile.problem import Config
 from polytile.schedule.facts import Facts
 
 if TYPE_CHECKING:
     from polytile.matmul.gemm_kernel import GemmKernel
 
+Product = Callable[[Unit, str, str], None]
+"""Emits the loop over k of a tile, between two bounds."""
 GROUPS = 128
 """Number of groups whose ends are read at once."""
 
@@ -41,24 +45,26 @@ def grouped(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Tri
     grouped GEMM with a device-side scheduler; Triton: the grouped GEMM tutorial, with the sizes of one launch in memory.
     """
     unit = unit_of(kernel, config, facts, chip)
+    by_descriptors = schedule_of(config).described and described(unit)
+    multiplied = described_product if by_descriptors else product
     if kernel.spec.grouped == "k":
-        _parts_of_k(unit)
+        _parts_of_k(unit, multiplied)
         return TritonKernel((unit.launch(blocks(unit)),))
     unit.constants |= {"GROUPS": GROUPS, "PROGRAMS": chip.sms * int(config["places"])}
-    _groups_of_rows(unit)
+    _groups_of_rows(unit, multiplied)
     rows_of_blocks = FloorDiv(symbol("M"), sympy.Integer(unit.constants["BLOCK_M"])) + symbol("batch") + 1
     most = rows_of_blocks * ceil_div(symbol("N"), unit.constants["BLOCK_N"])
     return TritonKernel((unit.launch(Min(most, sympy.Integer(unit.constants["PROGRAMS"]))),))
 
 
-def _parts_of_k(unit: Unit) -> None:
+def _parts_of_k(unit: Unit, multiplied: Product) -> None:
     unit.place(program(unit), int(unit.config["group"]))
     if not unit.kernel.spec.batched:
         unit.out.line("item = 0")
     _range(unit, "K")
     unit.part_of_k = True
-    product(unit, "first", "end")
-    unit.epilogue("acc")
+    multiplied(unit, "first", "end")
+    unit.epilogue_in_parts("acc", int(unit.config.get("stores") or 1))
 
 
 def _range(unit: Unit, length: str) -> None:
@@ -81,7 +87,7 @@ def _counted(unit: Unit) -> None:
     line("ours = tl.cdiv(ends - begins, BLOCK_M).to(tl.int32)")  # M may have 64 bits
 
 
-def _groups_of_rows(unit: Unit) -> None:
+def _groups_of_rows(unit: Unit, multiplied: Product) -> None:
     line, out, groups = unit.out.line, unit.out, unit.number("batch")
     line(f"tiles_n = tl.cdiv({unit.number('N')}, BLOCK_N)")
     line("total = 0")
@@ -107,6 +113,6 @@ def _groups_of_rows(unit: Unit) -> None:
         line(f"depth = tl.where(item < {groups}, {unit.number('K')}, 0)")
         line(f"item = tl.minimum(item, {groups} - 1)" + (".to(tl.int64)" if unit.facts.wide else ""))
         unit.part_of_rows = True
-        product(unit, "0", "depth")
-        unit.epilogue("acc", "first + at_m * BLOCK_M + tl.arange(0, BLOCK_M)")
+        multiplied(unit, "0", "depth")
+        unit.epilogue_in_parts("acc", int(unit.config.get("stores") or 1), f"first + {ROWS}")
 

@@ -10,7 +10,7 @@ from torch.utils._sympy.functions import FloorDiv
 
 from polytile.ir.template import SCALED_ALONG_K
 from polytile.matmul import scales
-from polytile.matmul.triton.operands import Operand, symbol
+from polytile.matmul.triton.operands import Operand, symbol, widened
 from polytile.matmul.triton.prologue import feed, positions
 from polytile.matmul.triton.unit import Chip, Unit, accumulator
 from polytile.problem import Config
@@ -67,6 +67,63 @@ def _terms(unit: Unit, pair: Sequence[Operand], start: str, end: str, begin: str
         unit.out.extend(dot(unit, "a", "b"))
         for each in feeds:
             unit.out.extend(each.after())
+
+
+def described(unit: Unit) -> bool:
+    """Declare tensor descriptors of both operands, and return True, if the facts allow it: operands in memory, aligned to 16
+    bytes, with pitches that are multiples of it, and 32-bit positions. Groups may begin anywhere, and copies only at multiples of
+    16 bytes of a row, so a row must not go through groups."""
+    able = not unit.facts.wide and not any(unit.kernel.prologues)
+    able = able and all(operand.layout != unit.kernel.spec.grouped for operand in unit.operands)
+    if not able or not all(_describable(operand, unit.facts) for operand in unit.operands):
+        return False
+    for operand in unit.operands:
+        unit.describe(operand)
+    return True
+
+
+def _describable(operand: Operand, facts: Facts) -> bool:
+    apart = [axis for axis in ("b", operand.rows, "k") if axis != operand.layout and (axis != "b" or operand.batched)]
+    aligned = operand.name in facts.aligned and all(facts.divides(operand.stride(axis)) for axis in apart)
+    return operand.layout != "any" and aligned
+
+
+def described_product(unit: Unit, start: str = "0", end: str = "") -> None:
+    """Emit what `product` emits, with operands loaded through tensor descriptors. The hardware fills what is out of bounds with
+    zeros. What a group's last block along k has of the next group is set to zero after that loop."""
+    line, end = unit.out.line, end or unit.number("K")
+    unit.out.extend(scales_at(unit))
+    line(f"acc = tl.zeros([BLOCK_M, BLOCK_N], {unit.sums})")
+    if unit.part_of_k:
+        line(f"whole = {start} + ({end} - {start}) // BLOCK_K * BLOCK_K")
+    with unit.out.indented(f"for k in range({start}, {'whole' if unit.part_of_k else end}, BLOCK_K):"):
+        unit.out.extend(_described_tiles(unit, "k"))
+        unit.out.extend(dot(unit, "a", "b"))
+    if not unit.part_of_k:
+        return
+    with unit.out.indented(f"if whole < {end}:"):
+        unit.out.extend(_described_tiles(unit, "whole"))
+        line(f"ks = whole + tl.arange(0, BLOCK_K) < {end}")
+        for operand in unit.operands:
+            name = operand.name.lower()
+            line(f"{name} = tl.where({operand.across('ks', 'k')}, {name}, {operand.zero})")
+        unit.out.extend(dot(unit, "a", "b"))
+
+
+def _described_tiles(unit: Unit, k: str) -> list[str]:
+    """Lines that load `a` and `b` at the position `k`."""
+    lines = []
+    for operand in unit.operands:
+        of_group = unit.part_of_rows and operand.size == "M"
+        row = f"at_{operand.size.lower()} * {operand.block}"
+        row = f"({f'first + {row}' if of_group else row}).to(tl.int32)"
+        at, by_k = ([row, k] if operand.layout == "k" else [k, row]), operand.layout == "k"
+        value = f"desc_{operand.name}.load([{', '.join(['item'] * operand.batched + at)}])"
+        if operand.batched:
+            value = f"tl.reshape({value}, [{', '.join((operand.block, 'BLOCK_K') if by_k else ('BLOCK_K', operand.block))}])"
+        turned = by_k == (operand.name == "B")
+        lines.append(f"{operand.name.lower()} = {widened(unit.kernel, operand, f'{value}.T' if turned else value)}")
+    return lines
 
 
 def scales_at(unit: Unit) -> list[str]:

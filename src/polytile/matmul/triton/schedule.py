@@ -16,6 +16,7 @@ multiprocessors.
 | program | program | yes      | yes       | yes    |         | persistent | schedules.py |
 | program | program |          |           |        |         | rows       | schedules.py |
 | program | program |          |           | yes    | yes     | grouped    | grouped.py   |
+| program | program |          | yes       | yes    | yes     | grouped_tma | grouped.py  |
 
 The name appears in candidates' names and in stored configs (`variant`); tables map it to code and to a cost model.
 """
@@ -53,6 +54,7 @@ BY_NAME: dict[str, ProductSchedule] = {
     "persistent": ProductSchedule(resident=True, described=True),
     "rows": ProductSchedule(tensor=False),
     "grouped": ProductSchedule(grouped=True),
+    "grouped_tma": ProductSchedule(described=True, grouped=True),
 }
 
 
