@@ -212,11 +212,10 @@ class Unit:
         return self.scratch(number, accumulator(self.kernel.in_dtype))
 
     def describe(self, operand: Operand) -> None:
-        """Declare the tensor descriptor `desc_A` or `desc_B` of the operand. Its contiguous axis is the descriptor's last one, and
-        the batch its first."""
-        names, apart = [operand.size, "K"], [operand.rows]
-        if operand.layout != "k":
-            names, apart = ["K", operand.size], ["k"]
+        """Declare the tensor descriptor `desc_A` or `desc_B` of the operand. Its first axis is the batch, if there is
+        one, and its last one the contiguous axis."""
+        by_k = operand.layout == "k"
+        names, apart = ([operand.size, "K"], [operand.rows]) if by_k else (["K", operand.size], ["k"])
         block = [self.constants[f"BLOCK_{name}"] for name in names]
         if operand.batched:
             names, apart, block = ["batch", *names], ["b", *apart], [1, *block]
