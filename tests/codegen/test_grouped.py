@@ -138,21 +138,15 @@ def test_triton_is_right(axis: str, dtype: torch.dtype, a: str, b: str, c: str) 
 
 
 @needs_triton
-@pytest.mark.parametrize(("axis", "a", "b", "c"), [("m", "k", "k", "n"), ("m", "k", "n", "m"), ("k", "m", "n", "n")])
+@pytest.mark.parametrize(("b", "c"), [("k", "n"), ("n", "m")])
 @pytest.mark.parametrize("stores", [0, 2])
-def test_operands_through_tensor_descriptors(axis: str, a: str, b: str, c: str, stores: int) -> None:
-    """Where the neighbours of a group, along k, and what is out of bounds would give NaN."""
+def test_operands_through_tensor_descriptors(b: str, c: str, stores: int) -> None:
     torch.manual_seed(0)
-    kernel = product(axis, BF16, a, b, c)
+    kernel = product("m", BF16, "k", b, c)
     config = Config.of(variant="grouped_tma", m=16, n=32, k=16, stages=2, warps=2, group=2, places=1, stores=stores)
     for ends in ENDINGS.values():
-        args = arguments(kernel, ends, *((64, 48, 48) if axis == "m" else (32, 48, 64)))
-        if axis == "k":
-            last = min(ends[-1], 64)
-            for operand, along in ((args[0], 2), (args[1], 1)):
-                operand.narrow(along, last, 64 - last).fill_(float("nan"))
-        facts = facts_of(kernel, args)
-        made = generate(kernel, config, facts, CHIP)
+        args = arguments(kernel, ends, 64, 48, 48)
+        made = generate(kernel, config, facts_of(kernel, args), CHIP)
         assert len(made.launches[0].descriptors) == 2
         interpret.run(made, *named(kernel, args))
         check(kernel, args, ends)

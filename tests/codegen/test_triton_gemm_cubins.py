@@ -70,9 +70,9 @@ CASES: dict[str, tuple[GemmKernel, Facts]] = {
     "grouped swapped 16x128x64 s5 w4": (grouped_product("m", BF16, "k", "k"), ALIGNED),
     "grouped 128x128x64 s4 w8": (grouped_product("k", BF16, "m", "n"), ALIGNED),
     "grouped_tma 128x256x64 s4 w8 4 stores": (grouped_product("m", BF16, "k", "k"), ALIGNED),
-    "grouped_tma 256x128x64 s4 w8 4 stores": (grouped_product("m", F16, "k", "n"), ALIGNED),
-    "grouped_tma 128x256x64 s3 w8 2 stores": (grouped_product("k", BF16, "m", "n"), ALIGNED),
-    "grouped_tma 128x128x64 s4 w8": (grouped_product("k", BF16, "m", "n"), ALIGNED),
+    "grouped_tma 64x128x64 s3 w4": (grouped_product("m", F16, "k", "n"), ALIGNED),
+    "grouped_tma 64x256x64 s4 w4 2 stores": (grouped_product("m", BF16, "k", "n"), ALIGNED),
+    "grouped_tma 128x128x64 s3 w4": (grouped_product("m", BF16, "k", "k"), ALIGNED),
 }
 
 

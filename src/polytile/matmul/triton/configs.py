@@ -87,10 +87,16 @@ GROUPED = (
 )  # fmt: skip
 """Tiles of grouped products. For small groups: few rows, with B read once each. The last five serve float32 as well."""
 GROUPED_DESCRIBED = (
-    (Gemm(64, 128, 64, 4, 4), 0), (Gemm(64, 256, 64, 4, 8), 0), (Gemm(128, 128, 64, 3, 4), 0), (Gemm(128, 128, 64, 4, 8), 0),
-    (Gemm(128, 256, 64, 3, 8), 2), (Gemm(128, 256, 64, 4, 8), 4), (Gemm(256, 128, 64, 4, 8), 4),
+    (Gemm(64, 128, 64, 3, 4), 0), (Gemm(64, 128, 64, 4, 4), 0), (Gemm(64, 256, 64, 4, 4), 2), (Gemm(128, 128, 64, 3, 4), 0),
+    (Gemm(128, 256, 64, 3, 8), 2), (Gemm(128, 256, 64, 4, 8), 4),
 )  # fmt: skip
-"""(tile, stores) of grouped products whose operands are loaded through tensor descriptors; without stores, tiles are whole."""
+"""(tile, stores) of products of groups of rows whose operands are loaded through tensor descriptors; without stores, tiles are
+whole.
+
+For experts of Mixtral and Qwen3-30B-A3B on an H200, 256 to 16384 rows routed at random: the first two and the last, with GROUPED,
+were within 1 % of the best of 15 in all 12 cases. Along k descriptors gained nothing at 16384 rows, and were up to 1.4 times
+slower at 2400, where groups end after a few steps.
+"""
 MOST_PLACES = 8
 """Maximum number of programs per multiprocessor that loop over tiles of grouped products."""
 LARGEST_SCRATCH = 64 << 20
@@ -221,7 +227,7 @@ class Space:
         tables: list[tuple[tuple[Gemm, ...], dict[str, Scalar]]] = [(GROUPED, {"variant": "grouped"})]
         if by_rows and self._swapped("grouped"):
             tables.append((SWAPPED, {"variant": "grouped", "swapped": 1}))
-        if self._described:
+        if by_rows and self._described:
             tables += [((row,), {"variant": "grouped_tma", "stores": stores}) for row, stores in GROUPED_DESCRIBED]
         return [
             tile_config(row, **more, **({"places": self._places(row)} if by_rows else {}))

@@ -4,6 +4,8 @@
               counting the row tiles of the groups, GROUPS of them at a time. Rows after the last group form one more group,
               whose result is zero.
     along k   one program per tile of a group's result, over the group's part of k.
+
+With tensor descriptors (`grouped_tma`, along m) a tile that is partly the next group's is loaded whole; its rows are not stored.
 """
 
 from __future__ import annotations
@@ -45,26 +47,25 @@ def grouped(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Tri
     grouped GEMM with a device-side scheduler; Triton: the grouped GEMM tutorial, with the sizes of one launch in memory.
     """
     unit = unit_of(kernel, config, facts, chip)
-    by_descriptors = schedule_of(config).described and described(unit)
-    multiplied = described_product if by_descriptors else product
     if kernel.spec.grouped == "k":
-        _parts_of_k(unit, multiplied)
+        _parts_of_k(unit)
         return TritonKernel((unit.launch(blocks(unit)),))
     unit.constants |= {"GROUPS": GROUPS, "PROGRAMS": chip.sms * int(config["places"])}
-    _groups_of_rows(unit, multiplied)
+    by_descriptors = schedule_of(config).described and described(unit)
+    _groups_of_rows(unit, described_product if by_descriptors else product)
     rows_of_blocks = FloorDiv(symbol("M"), sympy.Integer(unit.constants["BLOCK_M"])) + symbol("batch") + 1
     most = rows_of_blocks * ceil_div(symbol("N"), unit.constants["BLOCK_N"])
     return TritonKernel((unit.launch(Min(most, sympy.Integer(unit.constants["PROGRAMS"]))),))
 
 
-def _parts_of_k(unit: Unit, multiplied: Product) -> None:
+def _parts_of_k(unit: Unit) -> None:
     unit.place(program(unit), int(unit.config["group"]))
     if not unit.kernel.spec.batched:
         unit.out.line("item = 0")
     _range(unit, "K")
     unit.part_of_k = True
-    multiplied(unit, "first", "end")
-    unit.epilogue_in_parts("acc", int(unit.config.get("stores") or 1))
+    product(unit, "first", "end")
+    unit.epilogue("acc")
 
 
 def _range(unit: Unit, length: str) -> None:

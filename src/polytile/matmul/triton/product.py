@@ -90,40 +90,26 @@ def _describable(operand: Operand, facts: Facts) -> bool:
 
 def described_product(unit: Unit, start: str = "0", end: str = "") -> None:
     """Emit what `product` emits, with operands loaded through tensor descriptors. The hardware fills what is out of bounds with
-    zeros. What a group's last block along k has of the next group is set to zero after that loop."""
-    line, end = unit.out.line, end or unit.number("K")
+    zeros."""
+    line = unit.out.line
     unit.out.extend(scales_at(unit))
     line(f"acc = tl.zeros([BLOCK_M, BLOCK_N], {unit.sums})")
-    if unit.part_of_k:
-        line(f"whole = {start} + ({end} - {start}) // BLOCK_K * BLOCK_K")
-    with unit.out.indented(f"for k in range({start}, {'whole' if unit.part_of_k else end}, BLOCK_K):"):
-        unit.out.extend(_described_tiles(unit, "k"))
-        unit.out.extend(dot(unit, "a", "b"))
-    if not unit.part_of_k:
-        return
-    with unit.out.indented(f"if whole < {end}:"):
-        unit.out.extend(_described_tiles(unit, "whole"))
-        line(f"ks = whole + tl.arange(0, BLOCK_K) < {end}")
+    with unit.out.indented(f"for k in range({start}, {end or unit.number('K')}, BLOCK_K):"):
         for operand in unit.operands:
-            name = operand.name.lower()
-            line(f"{name} = tl.where({operand.across('ks', 'k')}, {name}, {operand.zero})")
+            line(f"{operand.name.lower()} = {_described_tile(unit, operand)}")
         unit.out.extend(dot(unit, "a", "b"))
 
 
-def _described_tiles(unit: Unit, k: str) -> list[str]:
-    """Lines that load `a` and `b` at the position `k`."""
-    lines = []
-    for operand in unit.operands:
-        of_group = unit.part_of_rows and operand.size == "M"
-        row = f"at_{operand.size.lower()} * {operand.block}"
-        row = f"({f'first + {row}' if of_group else row}).to(tl.int32)"
-        at, by_k = ([row, k] if operand.layout == "k" else [k, row]), operand.layout == "k"
-        value = f"desc_{operand.name}.load([{', '.join(['item'] * operand.batched + at)}])"
-        if operand.batched:
-            value = f"tl.reshape({value}, [{', '.join((operand.block, 'BLOCK_K') if by_k else ('BLOCK_K', operand.block))}])"
-        turned = by_k == (operand.name == "B")
-        lines.append(f"{operand.name.lower()} = {widened(unit.kernel, operand, f'{value}.T' if turned else value)}")
-    return lines
+def _described_tile(unit: Unit, operand: Operand) -> str:
+    """The text of the load of a tile at `k`."""
+    row, by_k = f"at_{operand.size.lower()} * {operand.block}", operand.layout == "k"
+    row = f"({f'first + {row}' if unit.part_of_rows and operand.size == 'M' else row}).to(tl.int32)"
+    at = ["item"] * operand.batched + ([row, "k"] if by_k else ["k", row])
+    value = f"desc_{operand.name}.load([{', '.join(at)}])"
+    if operand.batched:
+        value = f"tl.reshape({value}, [{', '.join((operand.block, 'BLOCK_K') if by_k else ('BLOCK_K', operand.block))}])"
+    turned = by_k == (operand.name == "B")
+    return widened(unit.kernel, operand, f"{value}.T" if turned else value)
 
 
 def scales_at(unit: Unit) -> list[str]:
