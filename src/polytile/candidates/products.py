@@ -26,7 +26,7 @@ from polytile.schedule.canonical import LoopKernel, TensorArg
 
 PRODUCT = "product"
 """The name of the stored product in an epilogue that runs as a kernel of its own."""
-LAST = "last"
+LAST = "LAST_END"
 """The name of the end of the last group in it."""
 
 
@@ -96,7 +96,7 @@ def reference(kernel: GemmKernel) -> Callable[..., None]:
 
 def epilogue_alone(kernel: GemmKernel) -> LoopKernel:
     """The epilogue, or the store of a single matrix, as a loop kernel over a stored product (row-major batch × M × N, named
-    `product`), then its own tensors. If groups divide the rows, the end of the last group (`last`) comes second, and the product
+    `product`), then its own tensors. If groups divide the rows, the end of the last group (LAST) comes second, and the product
     counts as 0 in rows beyond it."""
     loop, symbols = kernel.epilogue, kernel.symbols
     if loop is None:
