@@ -231,7 +231,7 @@ def models(makers: Mapping[str, Maker], given: argparse.Namespace, deadline: flo
             if time.monotonic() > end:
                 break
             tokens = torch.randint(0, 96, (batch, length), device=given.device)
-            row = {"kind": kind, "batch": batch, "length": length, **model_row(contestants, tokens, given.cell)}
+            row: dict[str, Any] = {"kind": kind, "batch": batch, "length": length, **model_row(contestants, tokens, given.cell)}
             found.append(row)
             print(json.dumps(row), flush=True)
             yield row

@@ -105,7 +105,8 @@ def epilogue_alone(kernel: GemmKernel) -> LoopKernel:
     axes = loop.axes + loop.reduced
     strides = sizes.contiguous_strides([a.size for a in axes])
     index = sum((a.symbol * s for a, s in zip(axes, strides, strict=True)), sizes.ZERO)
-    covered, more = None, list[TensorArg]()
+    covered: expr.Node | None = None
+    more: list[TensorArg] = []
     if kernel.spec.grouped == "m":
         last = expr.op("cast", torch.int64, expr.load(torch.int32, LAST, sizes.ZERO))
         covered = expr.op("lt", torch.bool, expr.index_value(axes[1].symbol), last)

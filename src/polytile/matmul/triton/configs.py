@@ -19,7 +19,7 @@ from polytile.matmul.configs.heuristic import next_power
 from polytile.matmul.configs.records import Gemm, tile_config
 from polytile.matmul.triton.schedule import BY_NAME, ProductSchedule, schedule_of
 from polytile.matmul.triton.schedules import MOST_ROWS
-from polytile.problem import Config, Scalar
+from polytile.problem import Config
 from polytile.runtime.cuda.device import DeviceFacts
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ class Space:
     def _grouped(self) -> list[Config]:
         """Tiles of grouped products. Along m, those with B as the left operand are included."""
         by_rows = self.kind.grouped == "m"
-        tables: list[tuple[tuple[Gemm, ...], dict[str, Scalar]]] = [(GROUPED, {"variant": "grouped"})]
+        tables: list[tuple[tuple[Gemm, ...], dict[str, int | str]]] = [(GROUPED, {"variant": "grouped"})]
         if by_rows and self._swapped("grouped"):
             tables.append((SWAPPED, {"variant": "grouped", "swapped": 1}))
         if by_rows and self._described:
