@@ -10,13 +10,17 @@ torchao  the same for models that torchao has quantised
 On a GPU there is kernel time too: of layers by calls in a CUDA graph, of models by torch's profiler, since eager's calls of
 torchao's tensors abort a capture.
 
-A contestant that refuses a size is left out of that row, with what it said. When `--seconds` are over no row is begun. Rows take
-the place of those for the same in the file that is there, so that kinds may be measured one by one. `--show` prints them.
+A contestant that refuses a size is left out of that row, with what it said. When `--seconds` are over no row is begun; kinds of
+models share them. A model's row says which seconds it took: for the first calls, for measuring candidates, for timing, for the
+profiler and for the explanation. `--problem-seconds` bounds how long a kernel's candidates are compiled and measured at one range
+of sizes. Rows take the place of those for the same in the file that is there, so that kinds may be measured one by one. `--show`
+prints them.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import functools
 import itertools
@@ -35,6 +39,7 @@ from benchmarks.command import Command
 from benchmarks.compilers import copied
 from benchmarks.gpu.host_time import kernels
 from benchmarks.gpu.replay import kernel_times
+from benchmarks.matmul import size_of
 from benchmarks.quantised_model import LAYERS, TORCHAO, Int4Packed, Llama, Quantised, quantise, quantise_by_torchao
 from benchmarks.timing import compare, geomean, synchronize
 from polytile.report import Column, Table, show
@@ -61,7 +66,9 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of layers and of models")
     parser.add_argument("--peer", action="store_true", help="TorchInductor's dynamic compile beside models")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--rows", nargs="+", type=int)
+    parser.add_argument("--rows", nargs="+", type=int, help="of layers")
+    parser.add_argument("--shapes", nargs="+", type=size_of, help="of models: batch and length, such as 1x16")
+    parser.add_argument("--problem-seconds", type=float, default=0.0, help="option problem_seconds; 0: no bound")
     parser.add_argument("--seconds", type=float, default=200)
     parser.add_argument("--cell", type=float, default=0.3, help="seconds of timing a row")
     given = parser.parsed()
@@ -209,43 +216,66 @@ def tell(kind: str, rows: Sequence[dict[str, Any]]) -> None:
 
 def models(makers: Mapping[str, Maker], given: argparse.Namespace, deadline: float) -> Iterator[dict[str, Any]]:
     """A row for each kind, batch and length: microseconds of eager, polytile and, if asked for, the peer, and polytile's mean
-    distance to eager. A maker quantises a model."""
-    for kind, quantised in makers.items():
+    distance to eager. A maker quantises a model. Each kind has an equal share of the time that is left."""
+    for place, (kind, quantised) in enumerate(makers.items()):
         torch._dynamo.reset()
         plain = Llama(**MODEL[given.device]).to(given.device, DTYPE).eval()
         model = quantised(copy.deepcopy(plain))
-        compiled = polytile.compile(model, fullgraph=True, options=OPTIONS)
+        compiled = polytile.compile(model, fullgraph=True, options={**OPTIONS, "problem_seconds": given.problem_seconds})
         contestants: dict[str, Callable[[Tensor], Tensor]] = {"eager": model, "polytile": compiled, "bf16": plain}
         if given.peer:
             contestants["peer"] = torch.compile(copied(Llama.forward, "theirs").__get__(model), dynamic=True)
         found: list[dict[str, Any]] = []
-        for batch, length in sorted(TOKENS[given.device], key=lambda shape: 1 in shape):
-            if time.monotonic() > deadline:
-                return
+        end = time.monotonic() + (deadline - time.monotonic()) / (len(makers) - place)
+        for batch, length in sorted(given.shapes or TOKENS[given.device], key=lambda shape: 1 in shape):
+            if time.monotonic() > end:
+                break
             tokens = torch.randint(0, 96, (batch, length), device=given.device)
-            row: dict[str, Any] = {"kind": kind, "batch": batch, "length": length, "failed": {}}
-            results: dict[str, Tensor] = {}
-            for name, call in contestants.items():
-                try:
-                    results[name] = call(tokens)
-                except Exception as error:  # an operator refuses the length
-                    if call is compiled:
-                        raise
-                    row["failed"][name] = f"{type(error).__name__}: {error}".splitlines()[0][:120]
-            if "eager" in results:
-                off = (results["polytile"] - results["eager"]).double().abs().mean()
-                row["mean_error"] = float(off / results["eager"].double().abs().mean())
-            polytile.wait()
-            calls = {name: functools.partial(contestants[name], tokens) for name in results}
-            row |= times(calls, given.cell)
-            if tokens.is_cuda:
-                row["kernel_us"] = {name: kernels(call)[0] for name, call in calls.items()}
-            operators = polytile.explain(compiled, tokens).operators
-            row["left"] = [f"{each.operator}: {each.reason}" for each in operators if each.how == "library"]
+            row: dict[str, Any] = {"kind": kind, "batch": batch, "length": length, **model_row(contestants, tokens, given.cell)}
             found.append(row)
             print(json.dumps(row), flush=True)
             yield row
         tell(f"model, {kind}", found)
+
+
+def model_row(contestants: Mapping[str, Callable[[Tensor], Tensor]], tokens: Tensor, seconds: float) -> dict[str, Any]:
+    """The times of all contestants that take these tokens, and the seconds that finding them took."""
+    row: dict[str, Any] = {"failed": {}, "took_s": {}}
+    results: dict[str, Tensor] = {}
+    for name, call in contestants.items():
+        with clock(row, f"first call of {name}"):
+            try:
+                results[name] = call(tokens)
+                synchronize()
+            except Exception as error:  # an operator refuses the length
+                if name == "polytile":
+                    raise
+                row["failed"][name] = f"{type(error).__name__}: {error}".splitlines()[0][:120]
+    if "eager" in results:
+        off = (results["polytile"] - results["eager"]).double().abs().mean()
+        row["mean_error"] = float(off / results["eager"].double().abs().mean())
+    with clock(row, "measuring candidates"):
+        polytile.wait()
+    calls = {name: functools.partial(contestants[name], tokens) for name in results}
+    with clock(row, "timing"):
+        row |= times(calls, seconds)
+    if tokens.is_cuda:
+        row["kernel_us"] = {}
+        for name, timed_call in calls.items():
+            with clock(row, f"profiler of {name}"):
+                row["kernel_us"][name] = kernels(timed_call)[0]
+    with clock(row, "explanation"):
+        operators = polytile.explain(contestants["polytile"], tokens).operators
+    row["left"] = [f"{each.operator}: {each.reason}" for each in operators if each.how == "library"]
+    return row
+
+
+@contextlib.contextmanager
+def clock(row: dict[str, Any], what: str) -> Iterator[None]:
+    """Adds to `row` how many seconds the body takes."""
+    began = time.monotonic()
+    yield
+    row["took_s"][what] = round(time.monotonic() - began, 2)
 
 
 if __name__ == "__main__":

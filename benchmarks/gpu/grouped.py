@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu.grouped [--parts right products model] [--shapes 1x16 4x300] [--seconds 480]`: experts on a GPU.
+"""`python -m benchmarks.gpu.grouped [--parts right products model] [--rows 16384] [--shapes 1x16]`: experts on a GPU.
 
 right     every config of a grouped product against float64, at groups of all kinds
 products  one dynamic compile beside torch._grouped_mm and a loop of torch.mm whose sizes the host knows, and the times of all
@@ -7,7 +7,7 @@ products  one dynamic compile beside torch._grouped_mm and a loop of torch.mm wh
 model     two layers of Mixtral-8x7B at several shapes, eager and the peer's dynamic compile beside
 
 Times are kernel µs of one process, in turns. Results go to OUT/gpu_grouped.json as far as they have come; the parts that are not
-asked for stay there as they are, and so do other shapes.
+asked for stay there as they are, and so do other rows and shapes.
 """
 
 from __future__ import annotations
@@ -180,6 +180,10 @@ def cells() -> Iterator[tuple[str, str, int, str]]:
             yield "k", name, rows, "random"
 
 
+def about(cell: dict[str, Any]) -> tuple[str, str, int, str]:
+    return cell["form"], cell["experts"], cell["rows"], cell["routed"]
+
+
 def product_cell(made: dict[str, Any], form: str, name: str, rows: int, kind: str) -> dict[str, Any]:
     if form not in made:
         made[form] = compiled(form, {"persist": False})
@@ -204,11 +208,14 @@ def product_cell(made: dict[str, Any], form: str, name: str, rows: int, kind: st
     return {**cell, "candidates_us": us, "predicted_us": predicted}
 
 
-def products(result: dict[str, Any], deadline: float) -> None:
+def products(result: dict[str, Any], deadline: float, counts: Sequence[int] = ROWS) -> None:
     made: dict[str, Any] = {}
     for form, name, rows, kind in cells():
+        if rows not in counts:
+            continue
         if time.monotonic() > deadline:
             return
+        result["products"] = [cell for cell in result["products"] if about(cell) != (form, name, rows, kind)]
         result["products"].append(product_cell(made, form, name, rows, kind))
         print(result["products"][-1]["us"], form, name, rows, kind, flush=True)
 
@@ -239,8 +246,8 @@ def model(result: dict[str, Any], deadline: float, shapes: Sequence[tuple[int, .
 
 
 def report(result: dict[str, Any]) -> None:
-    rows, ratios = [], []
-    for cell in result["products"]:
+    rows, ratios, order = [], [], {cell: place for place, cell in enumerate(cells())}
+    for cell in sorted(result["products"], key=lambda cell: order[about(cell)]):
         us = cell["us"]
         if {"polytile", "torch._grouped_mm"} <= us.keys():
             ratios.append(us["torch._grouped_mm"] / us["polytile"])
@@ -264,17 +271,22 @@ def report(result: dict[str, Any]) -> None:
 def main() -> None:
     parser = Command(__doc__, "gpu_grouped", report, gpu=True)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--rows", nargs="+", type=int, default=ROWS, help="of products")
     parser.add_argument("--shapes", nargs="+", type=size_of, default=SHAPES, help="of the model: batch and length, such as 4x300")
     parser.add_argument("--seconds", type=float, default=480)
     given = parser.parsed()
     torch._dynamo.config.recompile_limit = 64
     began, file = time.monotonic(), given.out / "gpu_grouped.json"
     before: dict[str, Any] = record.read(file) if file.exists() else {}
-    result = {"device": accelerator()} | {part: [] if part in given.parts else before.get(part, []) for part in PARTS}
+    result = {"device": accelerator()} | {part: before.get(part, []) for part in PARTS}
+    if "right" in given.parts:
+        result["right"] = []
     if "model" in given.parts:
         result["model"] = [row for row in before.get("model", []) if tuple(row["shape"]) not in given.shapes]
-    whole = functools.partial(model, shapes=given.shapes)
-    measures: dict[str, Callable[..., None]] = {"right": right, "products": products, "model": whole}
+    measures: dict[str, Callable[..., None]] = {
+        "right": right, "products": functools.partial(products, counts=given.rows),
+        "model": functools.partial(model, shapes=given.shapes),
+    }  # fmt: skip
     for place, part in enumerate(given.parts):
         left = began + given.seconds - time.monotonic()
         deadline = time.monotonic() + left / (len(given.parts) - place)

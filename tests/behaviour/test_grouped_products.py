@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 import polytile
 from benchmarks.experts import SMALL, Decoder
+from polytile.ir.products import grouped_product
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 OPTIONS = {"tune": "off", "persist": False}
@@ -65,6 +66,19 @@ def test_every_form_at_any_length(form: str, options: dict[str, Any]) -> None:
         assert got.stride() == expected.stride()
         close(got, expected)
     assert only_templates(run, *args)
+
+
+@pytest.mark.parametrize("options", TARGETS)
+def test_operands_that_no_copy_engine_takes(options: dict[str, Any]) -> None:
+    """Operands that begin at odd addresses, and no tokens at all. PyTorch itself refuses rows whose distance is no multiple of 16
+    bytes, and no columns."""
+    torch.manual_seed(0)
+    run = polytile.compile(grouped, options=options)
+    for a in (half(40, 32), half(40 * 32 + 1)[1:].view(40, 32), half(40, 64)[:, 1:33], half(0, 32)):
+        offs = ends(7, 9, 40).clamp(max=len(a))
+        for b in (half(3, 32, 24), half(3, 24, 64)[:, :, 3:35].transpose(1, 2)):
+            expected = grouped_product(a[None].double(), b.double(), offs, "m")[0]
+            torch.testing.assert_close(run(a, b, offs).double(), expected, rtol=2e-2, atol=2e-2)
 
 
 class Experts(torch.nn.Module):

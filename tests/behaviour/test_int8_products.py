@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +15,7 @@ from polytile.matmul import cpp as gemm
 from polytile.runtime import toolchain
 from tests.behaviour.helpers import compiled, decisions, multikernels
 
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 SIZES = ((1, 64, 9), (5, 7, 33), (17, 300, 70), (70, 129, 64))
 
 
@@ -92,3 +96,40 @@ def test_mm_of_int8_in_int32_is_a_product_of_int8() -> None:
         x, w = bytes_of(m, k), bytes_of(k, n)
         assert torch.equal(call(x, w), (x.long() @ w.long()).int())
     assert {row.how for row in polytile.explain(call, x, w).operators} == {"template"}
+
+
+def strided(x: Tensor, how: str) -> Tensor:
+    """`x` with the same elements in other memory."""
+    rows, columns = x.shape
+    match how:
+        case "one byte off":
+            return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(rows, columns)
+        case "every other column":
+            return x.repeat_interleave(2, dim=1)[:, ::2]
+        case "rows apart by an odd number":
+            return torch.cat([x, x.new_zeros(rows, 1 + columns % 2)], 1)[:, :columns]
+        case "columns in memory":
+            return x.t().contiguous().t()
+        case _:
+            return x
+
+
+HOW = ("one byte off", "every other column", "rows apart by an odd number", "columns in memory", "as it is")
+TARGETS = [
+    pytest.param({}, id="cpu"),
+    pytest.param({"interpret": True, "sources": "triton"}, id="interpreted", marks=needs_triton),
+]
+
+
+@pytest.mark.parametrize("options", TARGETS)
+def test_operands_of_any_alignment_strides_and_sizes(options: dict[str, Any]) -> None:
+    """One program: K that nothing divides, memory where no block is aligned, results without elements."""
+    torch.manual_seed(0)
+    call = compiled(product, tune="off", **options)
+    for m, k, n in ((5, 64, 9), (17, 33, 70), (0, 33, 70), (17, 33, 0), (5, 0, 9)):
+        for left, right in zip(HOW, HOW[1:] + HOW[:1], strict=True):
+            x, w = strided(bytes_of(m, k), left), strided(bytes_of(k, n), right)
+            got = call(x, w)
+            assert (got.dtype, got.shape) == (torch.int32, (m, n))
+            assert torch.equal(got, (x.long() @ w.long()).int()), (m, k, n, left, right)
+    assert all(row.how == "template" for row in polytile.explain(call, bytes_of(17, 33), bytes_of(33, 70)).operators)

@@ -13,13 +13,18 @@ import torch
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.cpp_products import product_candidates
 from polytile.candidates.library.grouped import GroupedLibrary
-from polytile.candidates.products import reference
+from polytile.candidates.products import epilogue_alone, reference
 from polytile.codegen.triton import interpret
+from polytile.dispatch.define import LoopWork
+from polytile.ir import expr
+from polytile.ir.buffer import CPU
 from polytile.ir.products import grouped_product
+from polytile.ir.sizes import ONE
 from polytile.matmul import packed_weights
 from polytile.matmul.gemm_args import make_args
 from polytile.matmul.gemm_kernel import ENDS, GemmKernel
 from polytile.matmul.triton.schedules import generate
+from polytile.matmul.triton.unit import epilogue_kernel
 from polytile.problem import Config
 from polytile.runtime.dispatcher import Interface
 from polytile.runtime.launcher import new_dispatcher
@@ -133,6 +138,35 @@ def test_triton_is_right(axis: str, dtype: torch.dtype, a: str, b: str, c: str) 
 
 
 @needs_triton
+@pytest.mark.parametrize(("b", "c"), [("k", "n"), ("n", "m")])
+@pytest.mark.parametrize("stores", [0, 2])
+def test_operands_through_tensor_descriptors(b: str, c: str, stores: int) -> None:
+    torch.manual_seed(0)
+    kernel = product("m", BF16, "k", b, c)
+    config = Config.of(variant="grouped_tma", m=16, n=32, k=16, stages=2, warps=2, group=2, places=1, stores=stores)
+    for ends in ENDINGS.values():
+        args = arguments(kernel, ends, 64, 48, 48)
+        made = generate(kernel, config, facts_of(kernel, args), CHIP)
+        assert len(made.launches[0].descriptors) == 2
+        interpret.run(made, *named(kernel, args))
+        check(kernel, args, ends)
+
+
+@needs_triton
+@pytest.mark.parametrize("why", ["wide", "pitch", "layout", "rows through groups"])
+def test_operands_that_no_descriptor_describes_are_loaded_through_pointers(why: str) -> None:
+    torch.manual_seed(0)
+    kernel = product("m", BF16, "m" if why == "rows through groups" else "k", "any" if why == "layout" else "k")
+    args = arguments(kernel, (5, 11, 40, 41), 64, 48, 50 if why == "pitch" else 48)
+    facts = Facts(wide=True) if why == "wide" else facts_of(kernel, args)
+    config = Config.of(variant="grouped_tma", m=16, n=32, k=16, stages=2, warps=2, group=2, places=1, stores=2)
+    made = generate(kernel, config, facts, CHIP)
+    assert not made.launches[0].descriptors
+    interpret.run(made, *named(kernel, args))
+    check(kernel, args, why)
+
+
+@needs_triton
 def test_groups_beyond_those_that_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polytile.matmul.triton.grouped.GROUPS", 2)
     kernel = product("m", F32)
@@ -158,3 +192,43 @@ def test_random_arguments_are_groups_up_to_the_end() -> None:
     for axis in "mk":
         args = make_args(product(axis, torch.bfloat16), {"batch": 5, "M": 40, "N": 24, "K": 32})
         assert (args[2].diff() >= 0).all() and args[2][-1] == (40 if axis == "m" else 32)
+
+
+@pytest.mark.parametrize("epilogue", [False, True])
+@pytest.mark.parametrize("n", [64, 60])
+def test_one_kernel_after_the_library_writes_zeros_beyond_the_last_group(
+    epilogue: bool, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where the library leaves there what it finds, and pads rows to 16 bytes."""
+    torch.manual_seed(0)
+    monkeypatch.setattr("polytile.candidates.library.grouped.at_once", lambda kernel, target: True)
+    monkeypatch.setattr(torch, "_grouped_mm", padded_product)
+    plain = product("m", BF16, "k", "k")
+    kernel = with_activation(plain) if epilogue else plain
+    alone = epilogue_alone(kernel)
+    library = GroupedLibrary(kernel, LoopWork(alone, (), CPU).define(), CPU)
+    for ends in ENDINGS.values():
+        a, b, offs, c, *ints = arguments(plain, ends, 60, n, 64)
+        ints = [*ints[:10], *ints[:3], *ints[10:]] if epilogue else ints
+        library.entry().call(a, b, offs, c, *ints)
+        expected = grouped_product(a.double(), b.double(), offs, "m")
+        torch.testing.assert_close(c.double(), expected.relu() if epilogue else expected, rtol=1e-2, atol=0.3)
+        ((_, passed),) = library.inner_calls(ints)
+        assert list(passed) == [dict(zip(kernel.size_names, ints, strict=True))[s.name] for s in alone.symbols]
+
+
+def padded_product(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    """What `torch._grouped_mm` returns on a GPU."""
+    rows = grouped_product(a[None], b, offs, "m")[0]
+    rows[max(0, int(offs[-1])) :] = float("nan")
+    return rows.new_empty(len(rows), -(-rows.shape[1] // 8) * 8)[:, : rows.shape[1]].copy_(rows)
+
+
+def with_activation(kernel: GemmKernel) -> GemmKernel:
+    """A ReLU of the product as the epilogue."""
+    plain = epilogue_kernel(kernel)
+    one = replace(plain.loop, axes=(replace(plain.loop.axes[0], size=ONE), *plain.loop.axes[1:]))
+    zero = expr.const(0.0, torch.float32)
+    loop = one.map_roots(lambda roots: tuple(expr.op("maximum", root.dtype, root, zero) for root in roots))
+    spec = replace(kernel.spec, has_epilogue=True)
+    return replace(kernel, spec=spec, epilogue=loop, symbols=plain.symbols)

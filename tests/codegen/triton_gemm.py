@@ -17,7 +17,7 @@ from polytile.problem import Config
 from polytile.schedule.canonical import TensorArg
 from polytile.schedule.facts import Facts
 
-PLAIN = tuple(name for name in SCHEDULES if name != "grouped")
+PLAIN = tuple(name for name in SCHEDULES if not name.startswith("grouped"))
 VARIANTS = (*PLAIN, "persistent stores", "persistent stores flat", "tile swapped", "split swapped", "stream swapped")
 CHIP = Chip(5)
 """What persistent programs are generated for: fewer multiprocessors than there are blocks."""

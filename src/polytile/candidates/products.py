@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,11 +20,14 @@ from polytile.ir.products import grouped_product, scaled_operand
 from polytile.matmul import prologue, scales
 from polytile.matmul.gemm_args import operands
 from polytile.matmul.gemm_kernel import ENDS, GemmKernel
+from polytile.matmul.triton.unit import epilogue_kernel
 from polytile.schedule import canonical
 from polytile.schedule.canonical import LoopKernel, TensorArg
 
 PRODUCT = "product"
 """The name of the stored product in an epilogue that runs as a kernel of its own."""
+LAST = "LAST_END"
+"""The name of the end of the last group in it."""
 
 
 def candidates(
@@ -91,18 +95,27 @@ def reference(kernel: GemmKernel) -> Callable[..., None]:
 
 
 def epilogue_alone(kernel: GemmKernel) -> LoopKernel:
-    """The epilogue as a loop kernel over a stored product (row-major batch × M × N, named `product`), then its own tensors."""
-    loop = kernel.epilogue
-    assert loop is not None
+    """The epilogue, or the store of a single matrix, as a loop kernel over a stored product (row-major batch × M × N, named
+    `product`), then its own tensors. If groups divide the rows, the end of the last group (LAST) comes second, and the product
+    counts as 0 in rows beyond it."""
+    loop, symbols = kernel.epilogue, kernel.symbols
+    if loop is None:
+        stored, symbols = epilogue_kernel(kernel).loop, epilogue_kernel(kernel).symbols
+        loop = replace(stored, axes=(replace(stored.axes[0], size=sizes.ONE), *stored.axes[1:]))
     axes = loop.axes + loop.reduced
     strides = sizes.contiguous_strides([a.size for a in axes])
     index = sum((a.symbol * s for a, s in zip(axes, strides, strict=True)), sizes.ZERO)
-    dtype = compute_dtype(kernel.product_dtype)
+    covered: expr.Node | None = None
+    more: list[TensorArg] = []
+    if kernel.spec.grouped == "m":
+        last = expr.op("cast", torch.int64, expr.load(torch.int32, LAST, sizes.ZERO))
+        covered = expr.op("lt", torch.bool, expr.index_value(axes[1].symbol), last)
+        more.append(TensorArg(LAST, torch.int32, "in"))
+    product = expr.load(compute_dtype(kernel.product_dtype), PRODUCT, index, mask=covered)
 
     def rule(node: expr.Node, children: tuple[expr.Node, ...]) -> expr.Node:
-        return expr.load(dtype, PRODUCT, index) if isinstance(node, expr.Accumulator) else expr.rebuild(node, children)
+        return product if isinstance(node, expr.Accumulator) else expr.rebuild(node, children)
 
     body = loop.map_roots(lambda roots: expr.rewrite(roots, rule))
-    tensors = (TensorArg(PRODUCT, kernel.product_storage, "in"), *kernel.outer)
-    return LoopKernel(body, tensors, kernel.symbols)
-
+    tensors = (TensorArg(PRODUCT, kernel.product_storage, "in"), *more, *kernel.outer)
+    return LoopKernel(body, tensors, symbols)

@@ -153,7 +153,7 @@ def _supports(kernel: GemmKernel, config: Config) -> bool:
         return False
     epilogue = kernel.epilogue
     if config.get("stores") and epilogue is not None:
-        return not epilogue.reduced and bool(config["flat"]) == (computed(epilogue) <= LIGHT)
+        return not epilogue.reduced and config.get("flat") in (None, int(computed(epilogue) <= LIGHT))
     return epilogue is None or not epilogue.reduced or not levels.waits(epilogue) or holds_rows(epilogue, config)
 
 

@@ -385,7 +385,10 @@ def _rows(product: _Product) -> Parts:
     return Parts(product.joined(units, latency), product.cached(programs, programs * steps * product.asked), memory, 0.0)
 
 
-SCHEDULES = {"tile": _tile, "persistent": _persistent, "split": _split, "stream": _stream, "rows": _rows, "grouped": _tile}
+SCHEDULES = {
+    "tile": _tile, "persistent": _persistent, "split": _split, "stream": _stream, "rows": _rows, "grouped": _tile,
+    "grouped_tma": _tile,
+}  # fmt: skip
 
 
 def multiprocessor_rate(kind: Kind, device: DeviceFacts) -> float:

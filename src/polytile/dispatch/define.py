@@ -23,6 +23,7 @@ from polytile.candidates import products as templates
 from polytile.candidates import sources as registry_of_sources
 from polytile.candidates import unfused_columns
 from polytile.candidates.candidate import Candidate
+from polytile.candidates.library import grouped
 from polytile.candidates.materialised_operands import MaterialisedOperands
 from polytile.candidates.unfused_attention import Step, UnfusedAttention
 from polytile.dispatch import recorded, specs
@@ -211,8 +212,8 @@ def _unfused_attention(problem: AttentionProblem, target: torch.device, multiker
 
 def _epilogue_alone(kernel: gemm_kernel.GemmKernel, target: torch.device) -> MultiKernel | None:
     """The epilogue as a kernel of its own, for the library's product. It is called with the product and the epilogue's
-    arguments."""
-    if kernel.epilogue is None:
+    arguments. A GPU's product of groups of rows has one without an epilogue too."""
+    if kernel.epilogue is None and not (kernel.spec.grouped == "m" and grouped.at_once(kernel, target)):
         return None
     alone = templates.epilogue_alone(kernel)
     return LoopWork(alone, alone.loop.origins, target).define()

@@ -14,6 +14,7 @@ from polytile.attention.scores import scores_of
 from polytile.candidates import cpp_loops as loops
 from polytile.candidates import products as templates
 from polytile.candidates import roundings
+from polytile.dispatch import product_samples
 from polytile.dispatch.example_inputs import make_args
 from polytile.dispatch.spec import ArgInfo, KernelSpec
 from polytile.facts import Layout
@@ -96,6 +97,7 @@ def template_spec(
         reference=templates.reference(kernel),
         make_args=lambda size: gemm_args.make_args(kernel, size, target),
         target=target,
+        sampler=product_samples.sampler(kernel),
     )
 
 

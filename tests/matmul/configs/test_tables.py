@@ -18,7 +18,7 @@ from polytile.problem import digest
 
 PUBLISHED = Path(os.environ.get("POLYTILE_CONFIG_TABLES", "/work/shared/spec/config_tables.json"))
 DIGESTS = {
-    "cpu": "d2078b041eebb0e1",
+    "cpu": "cf6f122fa6ac06a2",
     "cuda": "ec77dcd9ab9cdd60",
     "rocm": "4fb675b114d770d8",
     "xpu": "ad9dbeef95a150bf",

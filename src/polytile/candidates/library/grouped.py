@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from polytile.candidates.entries import PythonEntry
 from polytile.candidates.library.matmul import CALL, MatmulLibrary
 from polytile.ir.products import grouped_product
-from polytile.matmul.gemm_kernel import ENDS
+from polytile.matmul.gemm_kernel import ENDS, GemmKernel
 from polytile.runtime.target import Target
+
+
+def at_once(kernel: GemmKernel, target: torch.device | None) -> bool:
+    """Whether one call of the library does all groups, and never waits for their sizes."""
+    return target is not None and target.type == "cuda" and kernel.in_dtype == torch.bfloat16
 
 
 class GroupedLibrary(MatmulLibrary):
     """`torch._grouped_mm` where a GPU's takes the type, else a product a group. Rows beyond the last group, which ATen leaves
-    uninitialised, become 0."""
+    uninitialised, become 0: for the kernel that writes the result after `torch._grouped_mm` they are 0 already."""
 
     @property
     def at_once(self) -> bool:
-        """Whether one call of the library does all groups, and never waits for their sizes."""
-        return self.target is not None and self.target.type == "cuda" and self.kernel.in_dtype == torch.bfloat16
+        return at_once(self.kernel, self.target)
 
     def valid(self, sizes: Mapping[str, int]) -> bool:
         """ATen's kernels for all groups at once need rows whose distance is a multiple of 16 bytes."""
@@ -39,14 +44,20 @@ class GroupedLibrary(MatmulLibrary):
         return PythonEntry(self._call, recordable=self.at_once)
 
     def _multiply_named(self, named: Mapping[str, torch.Tensor], out: torch.Tensor | None) -> torch.Tensor:
-        """The product (1, m, n), or (groups, m, n) if groups divide k."""
+        """The product (1, m, n), (m, n) for the kernel after it, or (groups, m, n) if groups divide k."""
         a, b, ends = (named[name] for name in ("A", "B", ENDS))
         axis = self.kernel.spec.grouped
         if not self.at_once:
             return grouped_product(a, b, ends, axis, out)
         product = torch._grouped_mm(a[0], b if axis == "m" else b[0], offs=ends)
-        out = product.new_empty((1, *product.shape) if axis == "m" else product.shape) if out is None else out
-        if axis == "k":
-            return out.copy_(product)
-        covered = torch.arange(len(product), device=ends.device) < ends[-1]
-        return torch.where(covered[:, None], product, product.new_zeros(()), out=out[0])[None]
+        return product.contiguous() if out is None else out.copy_(product)  # ATen may pad rows
+
+    def _epilogue_tensors(self, tensors: Sequence[Any]) -> Sequence[Any]:
+        last = [tensors[[t.name for t in self.kernel.tensors].index(ENDS)][-1:]] if self.kernel.spec.grouped == "m" else []
+        return [*last, *super()._epilogue_tensors(tensors)]
+
+    def _epilogue_ints(self, ints: Sequence[Any]) -> Sequence[Any]:
+        if self.kernel.epilogue is not None or self.unfused is None:
+            return super()._epilogue_ints(ints)
+        named = dict(zip(self.kernel.size_names, ints, strict=True))
+        return [named[name] for name in self.unfused.spec.size_names]

@@ -101,8 +101,12 @@ class MatmulLibrary(Candidate):
 
     def inner_calls(self, ints: Sequence[int]) -> Iterable[tuple[InnerKernel, Sequence[int]]]:
         if self.unfused is not None and self.second_kernel:
-            first = len(self.kernel.leading)
-            yield self.unfused, ints[first : first + len(self.kernel.symbols)]
+            yield self.unfused, self._epilogue_ints(ints)
+
+    def _epilogue_ints(self, ints: Sequence[Any]) -> Sequence[Any]:
+        """The integers of the epilogue's kernel, among those of the product."""
+        first = len(self.kernel.leading)
+        return ints[first : first + len(self.kernel.symbols)]
 
     def entry(self) -> NativeEntry | PythonEntry:
         return PythonEntry(self._call, recordable=True)
@@ -126,9 +130,13 @@ class MatmulLibrary(Candidate):
     def _finish(self, product: torch.Tensor, args: Sequence[Any]) -> None:
         """The epilogue on the library's product."""
         assert self.unfused is not None
-        kernel = self.kernel
-        end, ints = len(kernel.tensors) - kernel.packed, len(kernel.tensors) + len(kernel.leading)
-        self.unfused(product, *args[end - len(kernel.outer) : end], *args[ints : ints + len(kernel.symbols)])
+        count = len(self.kernel.tensors)
+        self.unfused(product, *self._epilogue_tensors(args[:count]), *self._epilogue_ints(args[count:]))
+
+    def _epilogue_tensors(self, tensors: Sequence[Any]) -> Sequence[Any]:
+        """The tensors of the epilogue's kernel after the product."""
+        end = len(tensors) - self.kernel.packed
+        return tensors[end - len(self.kernel.outer) : end]
 
     def _into(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, flat: bool) -> None:
         if a.dtype == torch.int8 and out.dtype == torch.int32:

@@ -4,10 +4,13 @@
               counting the row tiles of the groups, GROUPS of them at a time. Rows after the last group form one more group,
               whose result is zero.
     along k   one program per tile of a group's result, over the group's part of k.
+
+With tensor descriptors (`grouped_tma`, along m) a tile that is partly the next group's is loaded whole; its rows are not stored.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import sympy
@@ -16,14 +19,17 @@ from torch.utils._sympy.functions import FloorDiv, Min
 from polytile.codegen.triton.kernel import TritonKernel
 from polytile.matmul.gemm_kernel import ENDS
 from polytile.matmul.triton.operands import symbol
-from polytile.matmul.triton.product import blocks, ceil_div, product, program, unit_of
-from polytile.matmul.triton.unit import Chip, Unit
+from polytile.matmul.triton.product import blocks, ceil_div, described, described_product, product, program, unit_of
+from polytile.matmul.triton.schedule import schedule_of
+from polytile.matmul.triton.unit import ROWS, Chip, Unit
 from polytile.problem import Config
 from polytile.schedule.facts import Facts
 
 if TYPE_CHECKING:
     from polytile.matmul.gemm_kernel import GemmKernel
 
+Product = Callable[[Unit, str, str], None]
+"""Emits the loop over k of a tile, between two bounds."""
 GROUPS = 128
 """Number of groups whose ends are read at once."""
 
@@ -45,7 +51,8 @@ def grouped(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Tri
         _parts_of_k(unit)
         return TritonKernel((unit.launch(blocks(unit)),))
     unit.constants |= {"GROUPS": GROUPS, "PROGRAMS": chip.sms * int(config["places"])}
-    _groups_of_rows(unit)
+    by_descriptors = schedule_of(config).described and described(unit)
+    _groups_of_rows(unit, described_product if by_descriptors else product)
     rows_of_blocks = FloorDiv(symbol("M"), sympy.Integer(unit.constants["BLOCK_M"])) + symbol("batch") + 1
     most = rows_of_blocks * ceil_div(symbol("N"), unit.constants["BLOCK_N"])
     return TritonKernel((unit.launch(Min(most, sympy.Integer(unit.constants["PROGRAMS"]))),))
@@ -81,7 +88,7 @@ def _counted(unit: Unit) -> None:
     line("ours = tl.cdiv(ends - begins, BLOCK_M).to(tl.int32)")  # M may have 64 bits
 
 
-def _groups_of_rows(unit: Unit) -> None:
+def _groups_of_rows(unit: Unit, multiplied: Product) -> None:
     line, out, groups = unit.out.line, unit.out, unit.number("batch")
     line(f"tiles_n = tl.cdiv({unit.number('N')}, BLOCK_N)")
     line("total = 0")
@@ -107,6 +114,6 @@ def _groups_of_rows(unit: Unit) -> None:
         line(f"depth = tl.where(item < {groups}, {unit.number('K')}, 0)")
         line(f"item = tl.minimum(item, {groups} - 1)" + (".to(tl.int64)" if unit.facts.wide else ""))
         unit.part_of_rows = True
-        product(unit, "0", "depth")
-        unit.epilogue("acc", "first + at_m * BLOCK_M + tl.arange(0, BLOCK_M)")
+        multiplied(unit, "0", "depth")
+        unit.epilogue_in_parts("acc", int(unit.config.get("stores") or 1), f"first + {ROWS}")
 

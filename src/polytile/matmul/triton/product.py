@@ -10,7 +10,7 @@ from torch.utils._sympy.functions import FloorDiv
 
 from polytile.ir.template import SCALED_ALONG_K
 from polytile.matmul import scales
-from polytile.matmul.triton.operands import Operand, symbol
+from polytile.matmul.triton.operands import Operand, symbol, widened
 from polytile.matmul.triton.prologue import feed, positions
 from polytile.matmul.triton.unit import Chip, Unit, accumulator
 from polytile.problem import Config
@@ -67,6 +67,49 @@ def _terms(unit: Unit, pair: Sequence[Operand], start: str, end: str, begin: str
         unit.out.extend(dot(unit, "a", "b"))
         for each in feeds:
             unit.out.extend(each.after())
+
+
+def described(unit: Unit) -> bool:
+    """Declare tensor descriptors of both operands, and return True, if the facts allow it: operands in memory, aligned to 16
+    bytes, with pitches that are multiples of it, and 32-bit positions. Groups may begin anywhere, and copies only at multiples of
+    16 bytes of a row, so a row must not go through groups."""
+    able = not unit.facts.wide and not any(unit.kernel.prologues)
+    able = able and all(operand.layout != unit.kernel.spec.grouped for operand in unit.operands)
+    if not able or not all(_describable(operand, unit.facts) for operand in unit.operands):
+        return False
+    for operand in unit.operands:
+        unit.describe(operand)
+    return True
+
+
+def _describable(operand: Operand, facts: Facts) -> bool:
+    apart = [axis for axis in ("b", operand.rows, "k") if axis != operand.layout and (axis != "b" or operand.batched)]
+    aligned = operand.name in facts.aligned and all(facts.divides(operand.stride(axis)) for axis in apart)
+    return operand.layout != "any" and aligned
+
+
+def described_product(unit: Unit, start: str = "0", end: str = "") -> None:
+    """Emit what `product` emits, with operands loaded through tensor descriptors. The hardware fills what is out of bounds with
+    zeros."""
+    line = unit.out.line
+    unit.out.extend(scales_at(unit))
+    line(f"acc = tl.zeros([BLOCK_M, BLOCK_N], {unit.sums})")
+    with unit.out.indented(f"for k in range({start}, {end or unit.number('K')}, BLOCK_K):"):
+        for operand in unit.operands:
+            line(f"{operand.name.lower()} = {_described_tile(unit, operand)}")
+        unit.out.extend(dot(unit, "a", "b"))
+
+
+def _described_tile(unit: Unit, operand: Operand) -> str:
+    """The text of the load of a tile at `k`."""
+    row, by_k = f"at_{operand.size.lower()} * {operand.block}", operand.layout == "k"
+    row = f"({f'first + {row}' if unit.part_of_rows and operand.size == 'M' else row}).to(tl.int32)"
+    at = ["item"] * operand.batched + ([row, "k"] if by_k else ["k", row])
+    value = f"desc_{operand.name}.load([{', '.join(at)}])"
+    if operand.batched:
+        value = f"tl.reshape({value}, [{', '.join((operand.block, 'BLOCK_K') if by_k else ('BLOCK_K', operand.block))}])"
+    turned = by_k == (operand.name == "B")
+    return widened(unit.kernel, operand, f"{value}.T" if turned else value)
 
 
 def scales_at(unit: Unit) -> list[str]:

@@ -8,14 +8,15 @@ multiprocessors.
     tensor     uses tensor cores
     grouped    tiles belong to groups whose sizes are known only on the device
 
-| share   | combine | resident | described | tensor | grouped | name       | shown in     |
-| ------- | ------- | -------- | --------- | ------ | ------- | ---------- | ------------ |
-| program | program |          |           | yes    |         | tile       | schedules.py |
-| grid    | launch  |          |           | yes    |         | split      | split_k.py   |
-| grid    | launch  | yes      |           | yes    |         | stream     | stream.py    |
-| program | program | yes      | yes       | yes    |         | persistent | schedules.py |
-| program | program |          |           |        |         | rows       | schedules.py |
-| program | program |          |           | yes    | yes     | grouped    | grouped.py   |
+| share   | combine | resident | described | tensor | grouped | name        | shown in     |
+| ------- | ------- | -------- | --------- | ------ | ------- | ----------- | ------------ |
+| program | program |          |           | yes    |         | tile        | schedules.py |
+| grid    | launch  |          |           | yes    |         | split       | split_k.py   |
+| grid    | launch  | yes      |           | yes    |         | stream      | stream.py    |
+| program | program | yes      | yes       | yes    |         | persistent  | schedules.py |
+| program | program |          |           |        |         | rows        | schedules.py |
+| program | program |          |           | yes    | yes     | grouped     | grouped.py   |
+| program | program |          | yes       | yes    | yes     | grouped_tma | grouped.py   |
 
 The name appears in candidates' names and in stored configs (`variant`); tables map it to code and to a cost model.
 """
@@ -53,6 +54,7 @@ BY_NAME: dict[str, ProductSchedule] = {
     "persistent": ProductSchedule(resident=True, described=True),
     "rows": ProductSchedule(tensor=False),
     "grouped": ProductSchedule(grouped=True),
+    "grouped_tma": ProductSchedule(described=True, grouped=True),
 }
 
 

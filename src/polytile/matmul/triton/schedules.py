@@ -6,6 +6,7 @@ docstrings, `at` is a tile of rows by columns, and `a[at, k]` its rows of A alon
     stream       one program per multiprocessor, each with an equal share of all steps along k (stream.py)
     persistent   one program per multiprocessor, which loops over tiles; operands through tensor descriptors (TMA)
     grouped      groups of rows, or of k, whose sizes are known only on the device (grouped.py)
+    grouped_tma  the same, operands through tensor descriptors
     rows         few rows of A, without tensor cores: a program reduces along k for some columns of B
 """
 
@@ -21,8 +22,8 @@ from polytile.codegen.triton.kernel import TritonKernel
 from polytile.errors import LoweringError
 from polytile.matmul.triton import row_epilogue
 from polytile.matmul.triton.grouped import grouped
-from polytile.matmul.triton.operands import Operand, symbol, widened
-from polytile.matmul.triton.product import blocks, ceil_div, dot, product, program, scales_at, unit_of
+from polytile.matmul.triton.operands import symbol
+from polytile.matmul.triton.product import blocks, ceil_div, described, described_product, product, program, unit_of
 from polytile.matmul.triton.prologue import feed, positions
 from polytile.matmul.triton.split_k import split_k
 from polytile.matmul.triton.stream import stream
@@ -68,41 +69,15 @@ def persistent(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> 
     """
     unit = unit_of(kernel, config, facts, chip)
     unit.constants["PROGRAMS"] = chip.sms
-    simple = not kernel.spec.batched and not facts.wide and not any(kernel.prologues)
-    described = simple and all(_describable(operand, facts) for operand in unit.operands)
-    for operand in unit.operands if described else ():
-        unit.describe(operand)
+    multiplied = product if kernel.spec.batched or not described(unit) else described_product
     total = f"tl.cdiv({unit.number('M')}, BLOCK_M) * tl.cdiv({unit.number('N')}, BLOCK_N)"
     total += f" * {unit.number('batch')}" if kernel.spec.batched else ""
     turns = f"tl.program_id(0), {total}, PROGRAMS"
     with unit.out.indented(f"for turn in {f'tl.range({turns}, flatten=True)' if config.get('flat') else f'range({turns})'}:"):
         unit.place("turn + tl.full([], 0, tl.int64)" if facts.wide else "turn", int(config["group"]))
-        if described:
-            _described_product(unit)
-        else:
-            product(unit)
+        multiplied(unit)
         unit.epilogue_in_parts("acc", int(config.get("stores") or 1))
     return TritonKernel((unit.launch(Min(blocks(unit), sympy.Integer(chip.sms))),))
-
-
-def _describable(operand: Operand, facts: Facts) -> bool:
-    other = next((axis for axis in (operand.rows, "k") if axis != operand.layout), "")
-    return operand.layout != "any" and operand.name in facts.aligned and facts.divides(operand.stride(other))
-
-
-def _described_product(unit: Unit) -> None:
-    line = unit.out.line
-    unit.out.extend(scales_at(unit))
-    line(f"acc = tl.zeros([BLOCK_M, BLOCK_N], {unit.sums})")
-    with unit.out.indented(f"for k in range(0, {unit.number('K')}, BLOCK_K):"):
-        for operand in unit.operands:
-            row = f"(at_{operand.size.lower()} * {operand.block}).to(tl.int32)"
-            by_k = operand.layout == "k"
-            value = f"desc_{operand.name}.load([{row}, k])" if by_k else f"desc_{operand.name}.load([k, {row}])"
-            turned = by_k == (operand.name == "B")
-            value = widened(unit.kernel, operand, f"{value}.T" if turned else value)
-            line(f"{operand.name.lower()} = {value}")
-        unit.out.extend(dot(unit, "a", "b"))
 
 
 def rows(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> TritonKernel:
@@ -151,6 +126,7 @@ Schedule = Callable[["GemmKernel", Config, Facts, Chip], TritonKernel]
 
 SCHEDULES: dict[str, Schedule] = {
     "tile": tile, "split": split_k, "stream": stream, "persistent": persistent, "rows": rows, "grouped": grouped,
+    "grouped_tma": grouped,
 }  # fmt: skip
 
 

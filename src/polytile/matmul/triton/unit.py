@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from polytile.matmul.gemm_kernel import GemmKernel
 
 
+ROWS = "at_m * BLOCK_M + tl.arange(0, BLOCK_M)"
+"""The rows of a tile."""
 FINISH_BLOCK = (("BLOCK_M", 8), ("BLOCK_N", 128))
 """Tiles of the launch that sums the partial products of split-K: small, as there may be few of them."""
 
@@ -120,7 +122,7 @@ class Unit:
     def epilogue(
         self,
         sums: str,
-        rows: str = "at_m * BLOCK_M + tl.arange(0, BLOCK_M)",
+        rows: str = ROWS,
         block_m: str = "BLOCK_M",
         columns: str = "at_n * BLOCK_N + tl.arange(0, BLOCK_N)",
         block_n: str = "BLOCK_N",
@@ -151,14 +153,14 @@ class Unit:
             body.stores(loop.stores, scope)
         self.finished(body, scope)
 
-    def epilogue_in_parts(self, sums: str, stores: int) -> None:
+    def epilogue_in_parts(self, sums: str, stores: int, rows: str = ROWS) -> None:
         """Emit the epilogue on `stores` parts of the tile's columns in turn; `stores` is a power of two.
 
         Each part passes through shared memory on its way to global memory. A smaller part leaves space for another stage of the
         loop over k.
         """
         if stores == 1:
-            self.epilogue(sums)
+            self.epilogue(sums, rows)
             return
         self.constants["STORE_N"] = self.constants["BLOCK_N"] // stores
         names = [sums]
@@ -170,7 +172,7 @@ class Unit:
             names = [f"{name}_{half}" for name in names for half in range(2)]
         for part, name in enumerate(names):
             columns = f"at_n * BLOCK_N + {part} * STORE_N + tl.arange(0, STORE_N)"
-            self.epilogue(name, columns=columns, block_n="STORE_N")
+            self.epilogue(name, rows, columns=columns, block_n="STORE_N")
 
     def positions(self, body: Body, rows: str, dim: Dim) -> None:
         """Emit the tile's position in the batch and its `rows`, along `dim`."""
@@ -210,16 +212,18 @@ class Unit:
         return self.scratch(number, accumulator(self.kernel.in_dtype))
 
     def describe(self, operand: Operand) -> None:
-        """Declare the tensor descriptor `desc_A` or `desc_B` of the operand. Its contiguous axis is the descriptor's last one."""
-        names, apart = (operand.size, "K"), operand.rows
-        if operand.layout != "k":
-            names, apart = ("K", operand.size), "k"
-        block = self.constants[f"BLOCK_{names[0]}"], self.constants[f"BLOCK_{names[1]}"]
+        """Declare the tensor descriptor `desc_A` or `desc_B` of the operand. Its first axis is the batch, if there is
+        one, and its last one the contiguous axis."""
+        by_k = operand.layout == "k"
+        names, apart = ([operand.size, "K"], [operand.rows]) if by_k else (["K", operand.size], ["k"])
+        block = [self.constants[f"BLOCK_{name}"] for name in names]
+        if operand.batched:
+            names, apart, block = ["batch", *names], ["b", *apart], [1, *block]
         element = text.pointer_type(self.kernel.operand_dtypes[operand.size == "N"]).removeprefix("*")
-        kind = f"tensordesc<{element}[{block[0]},{block[1]}]>"
+        kind = f"tensordesc<{element}[{','.join(map(str, block))}]>"
         argument = Argument(Kind.DESCRIPTOR, f"desc_{operand.name}", kind, len(self.described))
-        shape = symbol(names[0]), symbol(names[1])
-        self.described.append((argument, Descriptor(operand.name, shape, (symbol(operand.stride(apart)),), block)))
+        strides = tuple(symbol(operand.stride(axis)) for axis in apart)
+        self.described.append((argument, Descriptor(operand.name, tuple(map(symbol, names)), strides, tuple(block))))
 
     def launch(self, grid: sympy.Expr, stages: int | None = None) -> Launch:
         """The finished launch over `grid` programs."""
