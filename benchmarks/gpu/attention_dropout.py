@@ -3,12 +3,19 @@
 nanoGPT's attention without a fused kernel: product, scale, causal mask, softmax, dropout, product; forward and backward, bf16.
 Contestants take turns: `eager`, `polytile` (one dynamic compile for all lengths), `peer` (its dynamic compile), and `fused`:
 scaled_dot_product_attention with dropout, which draws other random numbers. Prints the microseconds of whole steps, the most
-memory that a step takes beside its operands, and errors against float64 with eager's mask. Writes OUT/gpu_attention_dropout.json.
+memory that a step takes beside its operands, and errors against float64 with eager's mask. The time until a step returns, the
+device idle before, is recorded as the host's. `--profile 512` adds the functions in which the host spends it, by Python's
+profiler, which takes time of its own. `--first 512` adds the first steps of a function that waits for nothing, by either value of
+the option attention_dropout. Writes OUT/gpu_attention_dropout.json.
 """
 
 from __future__ import annotations
 
+import cProfile
 import functools
+import itertools
+import pstats
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,6 +38,12 @@ CHECKED = 512
 SETTLING = 40
 """The most calls before a length is timed."""
 CONTESTANTS = ("eager", "polytile", "peer", "fused")
+CALLS = 100
+"""Steps of which the host's time is taken, or whose functions are listed."""
+LISTED = 25
+"""Functions of a profile that are listed."""
+FIRST_SECONDS = 12.0
+"""How long the first steps are timed."""
 
 
 def heads(tokens: Tensor) -> tuple[Tensor, ...]:
@@ -70,10 +83,14 @@ def operands(length: int) -> tuple[Tensor, Tensor]:
     return tokens.requires_grad_(), grad
 
 
+def compiled(**options: Any) -> Callable[..., Tensor]:
+    given: dict[str, Any] = {"persist": False, "stall": "tune", "attention_dropout": "fused", **options}
+    return torch.compile(attend, backend="polytile", dynamic=True, fullgraph=True, options=given)
+
+
 def functions() -> dict[str, Callable[..., Tensor]]:
-    options: dict[str, Any] = {"persist": False, "stall": "tune", "attention_dropout": "fused"}
-    mine = torch.compile(attend, backend="polytile", dynamic=True, fullgraph=True, options=options)
-    return {"eager": attend, "polytile": mine, "peer": torch.compile(attend, dynamic=True, fullgraph=True), "fused": fused}
+    peer = torch.compile(attend, dynamic=True, fullgraph=True)
+    return {"eager": attend, "polytile": compiled(), "peer": peer, "fused": fused}
 
 
 def settle(run: Callable[[], Any]) -> None:
@@ -96,6 +113,53 @@ def most_memory(run: Callable[[], Any]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
+def host_time(run: Callable[[], Any]) -> float:
+    """Microseconds until a call returns that begins when the device is idle: the median."""
+    taken = []
+    for _ in range(CALLS):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        run()
+        taken.append((time.perf_counter() - began) * 1e6)
+    return statistics.median(taken)
+
+
+def profile(run: Callable[[], Any]) -> list[dict[str, Any]]:
+    """The functions in which the host spends most of its time during a call: calls and microseconds of its own, per call."""
+    with cProfile.Profile() as profiler:
+        for _ in range(CALLS):
+            run()
+    torch.cuda.synchronize()
+    found = [
+        {"function": f"{file.rpartition('site-packages/')[2]}:{line} {name}", "calls": calls / CALLS, "us": own * 1e6 / CALLS}
+        for (file, line, name), (_, calls, own, _, _) in pstats.Stats(profiler).stats.items()  # type: ignore[attr-defined]
+    ]
+    return sorted(found, key=lambda each: -each["us"])[:LISTED]
+
+
+def first_steps(length: int) -> dict[str, dict[str, Any]]:
+    """Of a new function by either option, without waiting: milliseconds of its first steps, and steps in FIRST_SECONDS."""
+    tokens, grad = operands(length)
+    found = {}
+    for choice in ("library", "fused"):
+        torch._dynamo.reset()
+        polytile.reset()
+        run = functools.partial(step, compiled(stall="never", attention_dropout=choice), tokens, grad)
+        taken, until = [], time.perf_counter() + FIRST_SECONDS
+        while (began := time.perf_counter()) < until:
+            run()
+            torch.cuda.synchronize()
+            taken.append(round((time.perf_counter() - began) * 1e3, 3))
+        passed = list(itertools.accumulate(taken))
+        longest = sorted(range(len(taken)), key=lambda k: -taken[k])[:10]
+        found[choice] = {
+            "steps": len(taken), "first": taken[0], "last": statistics.median(taken[-50:]),
+            "longest": {round(passed[k]): taken[k] for k in longest},
+        }  # fmt: skip
+        polytile.wait()
+    return found
+
+
 def errors(calls: Mapping[str, Callable[..., Tensor]], length: int) -> dict[str, list[float]]:
     """The largest error of the result and of each gradient, relative to the largest value, on one seed."""
     tokens, grad = operands(length)
@@ -110,7 +174,7 @@ def errors(calls: Mapping[str, Callable[..., Tensor]], length: int) -> dict[str,
     return found
 
 
-def measured(calls: Mapping[str, Callable[..., Tensor]], length: int) -> dict[str, Any]:
+def measured(calls: Mapping[str, Callable[..., Tensor]], length: int, profiled: bool = False) -> dict[str, Any]:
     tokens, grad = operands(length)
     bound = {name: functools.partial(step, call, tokens, grad) for name, call in calls.items()}
     first = {}
@@ -121,8 +185,11 @@ def measured(calls: Mapping[str, Callable[..., Tensor]], length: int) -> dict[st
         first[name] = round(time.perf_counter() - began, 3)
     settle(bound["polytile"])
     row: dict[str, Any] = {"length": length, "us": wall_times(bound), "first_s": first}
+    row["host_us"] = {name: host_time(run) for name, run in bound.items()}
     row["memory"] = {name: most_memory(run) for name, run in bound.items()}
     row["errors"] = errors(calls, length) if length <= CHECKED else {}
+    if profiled:
+        row["profile"] = profile(bound["polytile"])
     text = str(polytile.explain(calls["polytile"], tokens))
     row["chosen"] = [line.strip() for line in text.splitlines() if "attention" in line]
     kernels = [kernel for program in compiled_programs() for kernel, _ in program.calls]
@@ -138,6 +205,8 @@ def report(found: Mapping[str, Any]) -> None:
         ratios = [f"{us[name] / us['polytile']:.2f}" for name in ("eager", "peer")]
         sizes = [f"{memory[name] / 2**20:.0f}" for name in CONTESTANTS]
         body.append((row["length"], *[f"{us[name]:.0f}" for name in CONTESTANTS], *ratios, *sizes))
+        for each in row.get("profile", ()):
+            print(f"{each['us']:8.1f} µs, {each['calls']:4.1f} calls  {each['function']}")
     show(Table.from_rows("training attention with dropout, forward and backward", columns, body))
 
 
@@ -145,6 +214,8 @@ def main() -> None:
     parser = Command(__doc__, "gpu_attention_dropout", report, gpu=True)
     parser.add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS))
     parser.add_argument("--seconds", type=float, default=200, help="when no new length is begun")
+    parser.add_argument("--profile", nargs="*", type=int, default=[], help="lengths at which the host is profiled")
+    parser.add_argument("--first", nargs="*", type=int, default=[], help="lengths whose first steps are timed")
     given = parser.parsed()
     began, calls = time.monotonic(), functions()
     shape = {"batch": BATCH, "heads": HEADS, "head": HEAD, "p": P}
@@ -152,8 +223,12 @@ def main() -> None:
     for length in given.lengths:
         if time.monotonic() - began > given.seconds:
             break
-        found["rows"].append(measured(calls, length))
+        found["rows"].append(measured(calls, length, length in given.profile))
         print(found["rows"][-1], flush=True)
+        record.write("gpu_attention_dropout", found, given.out)
+    if given.first:
+        found["first"] = {length: first_steps(length) for length in given.first}
+        print(found["first"], flush=True)
         record.write("gpu_attention_dropout", found, given.out)
     report(found)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 import polytile
 from polytile.compiler.programs import compiled_programs
 from polytile.frontend.attention.dropout import served, threads_of
-from polytile.ir.dropout import Dropout, kept
+from polytile.ir.dropout import Dropout, advance, kept
 from polytile.runtime.cuda.seeds import next_state
 from tests.gpu.comparing import compiled, rejected
 
@@ -37,7 +37,7 @@ def test_numbers_are_those_that_eager_draws(shape: tuple[int, ...], dtype: torch
         before = torch.cuda.get_rng_state()
         mask, after = torch.native_dropout(torch.ones(shape, dtype=dtype, device=CUDA), P, True)[1], torch.rand(3, device=CUDA)
         torch.cuda.set_rng_state(before)
-        state = next_state(CUDA, how.advance(mask.numel()))
+        state = next_state(CUDA, advance(mask.numel(), how.threads))
         assert torch.equal(kept(how, state, shape), mask)
         assert torch.equal(torch.rand(3, device=CUDA), after)
 
