@@ -6,7 +6,7 @@ scaled_dot_product_attention with dropout, which draws other random numbers. Pri
 memory that a step takes beside its operands, and errors against float64 with eager's mask. The time until a step returns, the
 device idle before, is recorded as the host's. `--profile 512` adds the functions in which the host spends it, by Python's
 profiler, which takes time of its own. `--first 512` adds the first steps of a function that waits for nothing, by either value of
-the option attention_dropout. Writes OUT/gpu_attention_dropout.json.
+the option attention_dropout. Writes OUT/gpu_attention_dropout.json, with the rows of an earlier file that `--beside` names.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pstats
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -205,8 +206,6 @@ def report(found: Mapping[str, Any]) -> None:
         ratios = [f"{us[name] / us['polytile']:.2f}" for name in ("eager", "peer")]
         sizes = [f"{memory[name] / 2**20:.0f}" for name in CONTESTANTS]
         body.append((row["length"], *[f"{us[name]:.0f}" for name in CONTESTANTS], *ratios, *sizes))
-        for each in row.get("profile", ()):
-            print(f"{each['us']:8.1f} µs, {each['calls']:4.1f} calls  {each['function']}")
     show(Table.from_rows("training attention with dropout, forward and backward", columns, body))
 
 
@@ -216,15 +215,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=200, help="when no new length is begun")
     parser.add_argument("--profile", nargs="*", type=int, default=[], help="lengths at which the host is profiled")
     parser.add_argument("--first", nargs="*", type=int, default=[], help="lengths whose first steps are timed")
+    parser.add_argument("--beside", type=Path, help="a result file whose other rows are kept")
     given = parser.parsed()
     began, calls = time.monotonic(), functions()
     shape = {"batch": BATCH, "heads": HEADS, "head": HEAD, "p": P}
-    found: dict[str, Any] = {"device": torch.cuda.get_device_name(), **shape, "rows": []}
+    rows = record.read(given.beside)["rows"] if given.beside is not None else []
+    rows = [row for row in rows if row["length"] not in given.lengths]
+    found: dict[str, Any] = {"device": torch.cuda.get_device_name(), **shape, "rows": rows}
     for length in given.lengths:
         if time.monotonic() - began > given.seconds:
             break
-        found["rows"].append(measured(calls, length, length in given.profile))
-        print(found["rows"][-1], flush=True)
+        rows.append(measured(calls, length, length in given.profile))
+        print(rows[-1], flush=True)
         record.write("gpu_attention_dropout", found, given.out)
     if given.first:
         found["first"] = {length: first_steps(length) for length in given.first}
