@@ -278,7 +278,7 @@ def report(found: Mapping[str, Any]) -> None:
         who: {(row["case"], *row["size"]): row["us"] for row in one["rows"] if "us" in row}
         for who, one in found["contestants"].items()
     }
-    own, others = times.get(OWN, {}), (STATIC, DYNAMIC)
+    own, others = times.get(OWN, {}), [who for who in times if who != OWN]
     ratios: dict[str, list[float]] = {who: [] for who in others}
     body = []
     for key, us in own.items():
@@ -288,8 +288,8 @@ def report(found: Mapping[str, Any]) -> None:
             ratios[who] += [flex / us[OWN]] if flex else []
             cells.append(f"{flex / us[OWN]:.2f}" if flex else "–")
         more = [f"{us[name] / us[OWN]:.2f}" if name in us else "–" for name in ("dense", "made")]
-        body.append((key[0], f"{key[1]}×{key[2]}", f"{us[OWN]:.0f}", *cells, *more))
-    columns = ["case", "size", "polytile µs", "static / polytile", "dynamic / polytile", "dense / polytile", "made / polytile"]
+        body.append((key[0], "×".join(map(str, key[1:])), f"{us[OWN]:.0f}", *cells, *more))
+    columns = ["case", "size", "polytile µs", *(f"{who} / polytile" for who in (*others, "dense", "made"))]
     show(Table.from_rows("scores and masks inside attention kernels", columns, body))
     for who, each in ratios.items():
         if each:
