@@ -255,7 +255,8 @@ def graphs() -> int:
 def contestant(asked: Mapping[str, Any]) -> dict[str, Any]:
     """What {"who", "cases", "triples", "seconds"} finds, in a process of its own."""
     who, until = asked["who"], time.perf_counter() + asked["seconds"]
-    rows, every = [], []
+    rows: list[dict[str, Any]] = []
+    every: list[dict[str, Any]] = []
     mode = "max-autotune-no-cudagraphs" if who == STATIC else None
     for case in (case for case in CASES if case.name in asked["cases"]):
         torch._dynamo.reset()
