@@ -1,20 +1,24 @@
-"""`python -m benchmarks.gpu.attention_scores [--quick] [--output FILE]`: scores and masks computed inside attention kernels.
+"""`python -m benchmarks.gpu.attention_scores [--cases ALiBi ...] [--triples 40] [--seconds 240]`: scores and masks in kernels.
 
-Each case is a score_mod and a mask_mod of positions. Contestants take turns: `polytile` (one dynamic compile for all sizes),
-`dense` (scaled_dot_product_attention with the mask or bias as a tensor, its making included), `made` (with the tensor made
-before), `causal` (scaled_dot_product_attention with its own causal mask), and `flex`, the peer's flex_attention compiled for
-each size in a process of its own. `error` is the largest difference from float64, `dense_error` that of
-scaled_dot_product_attention. Prints one line of JSON a row.
+Each case is a score_mod and a mask_mod of positions, in inference, bf16. Contestants have a process and caches of their own:
+`polytile` (one dynamic compile for all sizes, which makes the mask in each call), the peer's flex_attention compiled for each
+size with max-autotune (`static`), and compiled once for all (`dynamic`), both with a block mask that was made before. Beside
+polytile are timed, in turns, `dense` (scaled_dot_product_attention with the mask or bias as a tensor, its making included),
+`made` (with the tensor made before), and `causal` (with its own causal mask). `error` is the largest difference from float64,
+`dense_error` that of scaled_dot_product_attention.
+
+polytile's process also calls each case at so many `--triples` of a batch and of numbers of rows and keys that differ, waiting for
+nothing: the graphs that are compiled for all of them, first and second calls, and the most memory that a call takes beside its
+operands, over that of a tensor with a byte for each score. Results go to OUT/attention_scores.json, with the cases of an earlier
+file that `--beside` names.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
+import random
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,18 +29,31 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 import polytile
-from benchmarks.timing import compare
+from benchmarks import record
+from benchmarks.command import Command
+from benchmarks.contestants import OWN, Processes
+from benchmarks.timing import compare, geomean
+from polytile.report import Table, show
 
+SUITE, CONTESTANT = "attention_scores", "benchmarks.gpu.attention_scores:contestant"
 Function = Callable[..., Tensor]
-SIZES = ((4, 1024), (2, 2048), (1, 4096), (2, 1531))
-"""Batches and lengths; heads are HEADS, of WIDTH, those of keys GROUPS."""
+Size = tuple[int, int, int]
+SIZES: tuple[Size, ...] = ((4, 1024, 1024), (2, 2048, 2048), (1, 4096, 4096), (2, 1531, 1531))
+"""Batches, rows and keys; heads are HEADS, of WIDTH, those of keys GROUPS."""
 HEADS, GROUPS, WIDTH = 16, 16, 128
-WARM_SECONDS = 60.0
+STATIC, DYNAMIC = "static", "dynamic"
+CONTESTANTS = (OWN, STATIC, DYNAMIC)
+WARM_SECONDS = 4.0
+"""How long polytile may measure at a size before its calls are timed."""
+FURTHEST = 4096
+"""The largest difference of positions."""
+GRACE = 30.0
+"""Seconds beyond its share after which a process is ended."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """`score` and `mask` of flex_attention, None for none, of what `captured` makes for a batch and a length."""
+    """`score` and `mask` of flex_attention, None for none, of what `captured` makes for a batch and the more of rows and keys."""
 
     name: str
     score: Callable[..., Function] | None = None
@@ -73,7 +90,7 @@ def _alibi(slopes: Tensor) -> Function:
 
 
 def _relative(table: Tensor) -> Function:
-    return lambda score, b, h, m, n: score + table[h, m - n + 4096]
+    return lambda score, b, h, m, n: score + table[h, m - n + FURTHEST]
 
 
 def _lengths(batch: int, length: int) -> tuple[Tensor, ...]:
@@ -91,14 +108,27 @@ CASES = (
     Case("documents", mask=_documents, captured=_ids),
     Case("soft cap, causal", _soft_cap, _causal),
     Case("ALiBi", _alibi, captured=lambda b, n: (torch.rand(HEADS, device="cuda"),)),
-    Case("relative table", _relative, captured=lambda b, n: (torch.randn(HEADS, 8193, device="cuda"),)),
+    Case("ALiBi, causal", _alibi, lambda slopes: _causal(), lambda b, n: (torch.rand(HEADS, device="cuda"),)),
+    Case("relative table", _relative, captured=lambda b, n: (torch.randn(HEADS, 2 * FURTHEST + 1, device="cuda"),)),
 )
 
 
-def operands(batch: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    torch.manual_seed(length)
-    q, k, v = (torch.randn(batch, h, length, WIDTH, device="cuda", dtype=torch.bfloat16) for h in (HEADS, GROUPS, GROUPS))
+def triples(count: int) -> list[Size]:
+    """Batches, rows and keys that differ. A batch of one would be a graph of its own: PyTorch's rule for sizes."""
+    drawn = random.Random(0)
+    return [(drawn.randint(2, 8), drawn.randint(33, 1500), drawn.randint(1501, 3000)) for _ in range(count)]
+
+
+def operands(size: Size) -> tuple[Tensor, Tensor, Tensor]:
+    batch, rows, keys = size
+    torch.manual_seed(rows)
+    shapes = (HEADS, rows), (GROUPS, keys), (GROUPS, keys)
+    q, k, v = (torch.randn(batch, *each, WIDTH, device="cuda", dtype=torch.bfloat16) for each in shapes)
     return q, k, v
+
+
+def captured_of(case: Case, size: Size) -> tuple[Tensor, ...]:
+    return case.captured(size[0], max(size[1:]))
 
 
 def functions(case: Case, captured: tuple[Tensor, ...]) -> tuple[Function | None, Function | None]:
@@ -121,16 +151,16 @@ def dense_scores(case: Case, scores: Tensor, captured: tuple[Tensor, ...]) -> Te
     return torch.where(mask(*places), changed, -float("inf")) if mask else changed
 
 
-def dense_bias(case: Case, q: Tensor, captured: tuple[Tensor, ...]) -> Tensor | None:
+def dense_bias(case: Case, q: Tensor, k: Tensor, captured: tuple[Tensor, ...]) -> Tensor | None:
     """What is added to the scores, in q's type; None where the case is more than an addition."""
     if case.score is _soft_cap:
         return None
-    shape = (q.shape[0], q.shape[1] if case.score else 1, q.shape[2], q.shape[2])
+    shape = (q.shape[0], q.shape[1] if case.score else 1, q.shape[2], k.shape[2])
     return dense_scores(case, torch.zeros(shape, device="cuda"), captured).to(q.dtype).expand(-1, q.shape[1], -1, -1)
 
 
 def right(case: Case, q: Tensor, k: Tensor, v: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
-    """The result in float64, one batch and four heads at a time where no head is named."""
+    """The result in float64, one batch at a time."""
     out = torch.empty(q.shape, dtype=torch.float64, device="cuda")
     for b in range(q.shape[0]):
         products = q[b : b + 1].double() @ k[b : b + 1].double().transpose(2, 3) * WIDTH**-0.5
@@ -139,110 +169,163 @@ def right(case: Case, q: Tensor, k: Tensor, v: Tensor, captured: tuple[Tensor, .
     return out
 
 
-def row(case: Case, call: Any, batch: int, length: int) -> dict[str, Any]:
-    """One case at one size."""
-    q, k, v = operands(batch, length)
-    captured = case.captured(batch, length)
-    began = time.perf_counter()
-    out = call(q, k, v, *captured)
-    torch.cuda.synchronize()
-    first = time.perf_counter() - began
-    polytile.wait()
-    end = time.perf_counter() + WARM_SECONDS
-    while time.perf_counter() < end and time.perf_counter() - began < 4:
-        out = call(q, k, v, *captured)
-        torch.cuda.synchronize()
-    wanted = right(case, q, k, v, captured)
-    contestants: dict[str, Callable[[], Any]] = {"polytile": lambda: call(q, k, v, *captured)}
-    found = {"case": case.name, "batch": batch, "length": length, "first_s": first}
-    found["error"] = (out.double() - wanted).abs().max().item()
-    bias = dense_bias(case, q, captured)
-    if bias is not None:
-        other = scaled_dot_product_attention(q, k, v, attn_mask=bias)
-        found["dense_error"] = (other.double() - wanted).abs().max().item()
-        contestants["dense"] = lambda: scaled_dot_product_attention(q, k, v, attn_mask=dense_bias(case, q, captured))
-        contestants["made"] = lambda: scaled_dot_product_attention(q, k, v, attn_mask=bias)
-    contestants["causal"] = lambda: scaled_dot_product_attention(q, k, v, is_causal=True)
-    found["us"] = microseconds(contestants)
-    return found
-
-
-def microseconds(contestants: dict[str, Callable[[], Any]]) -> dict[str, float]:
+def microseconds(contestants: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
     return {name: round(timing.median * 1e6, 2) for name, timing in compare(contestants).timings.items()}
 
 
-def ours(quick: bool) -> list[dict[str, Any]]:
-    rows = []
-    for case in CASES:
-        torch._dynamo.reset()
-        before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-
-        def program(q: Tensor, k: Tensor, v: Tensor, *captured: Tensor, case: Case = case) -> Tensor:
-            return attend(case, q, k, v, *captured)
-
-        call = torch.compile(program, backend="polytile", dynamic=True, options={"persist": False, "stall": "tune"})
-        with torch.no_grad():
-            for batch, length in SIZES[: 2 if quick else None]:
-                made = row(case, call, batch, length)
-                made["graphs"] = torch._dynamo.utils.counters["stats"]["unique_graphs"] - before
-                text = str(polytile.explain(call, *operands(batch, length), *case.captured(batch, length)))
-                made["chosen"] = [line.strip() for line in text.splitlines() if "attention_" in line][:2]
-                rows.append(made)
-                print(json.dumps(made), flush=True)
-    return rows
+def largest(difference: Tensor) -> float:
+    return float(difference.abs().max())
 
 
-def peer() -> None:
-    """The peer's flex_attention, compiled for each size, in this process: microseconds a case and size as JSON lines."""
-    compiled = torch.compile(flex_attention, dynamic=False)
-    for case in CASES:
-        for batch, length in SIZES:
-            try:
-                made = _of_peer(case, compiled, batch, length)
-            except Exception as why:  # whatever the peer cannot do is a row too
-                made = {"failed": f"{type(why).__name__}: {why}"[:300]}
-            print(json.dumps({"case": case.name, "batch": batch, "length": length, **made}), flush=True)
+def polytiles(case: Case, stall: str = "tune") -> Callable[..., Tensor]:
+    def program(q: Tensor, k: Tensor, v: Tensor, *captured: Tensor) -> Tensor:
+        return attend(case, q, k, v, *captured)
+
+    return torch.compile(program, backend="polytile", dynamic=True, options={"persist": False, "stall": stall})
 
 
-def _of_peer(case: Case, compiled: Any, batch: int, length: int) -> dict[str, Any]:
-    q, k, v = operands(batch, length)
-    captured = case.captured(batch, length)
-    score, mask = functions(case, captured)
-    torch._dynamo.reset()
-    blocks = batch if captured else None
-    block = create_block_mask(mask, blocks, None, length, length, device="cuda") if mask else None
+def own_row(case: Case, call: Callable[..., Tensor], size: Size) -> dict[str, Any]:
+    """One case at one size, beside scaled_dot_product_attention."""
+    q, k, v = operands(size)
+    captured = captured_of(case, size)
     began = time.perf_counter()
-    out = compiled(q, k, v, score_mod=score, block_mask=block)
+    out = call(q, k, v, *captured)
     torch.cuda.synchronize()
-    first = time.perf_counter() - began
-    error = (out.double() - right(case, q, k, v, captured)).abs().max().item()
-    times = microseconds({"flex": lambda: compiled(q, k, v, score_mod=score, block_mask=block)})
-    return {"us": times, "first_s": first, "error": error}
+    found: dict[str, Any] = {"case": case.name, "size": size, "first_s": round(time.perf_counter() - began, 3)}
+    polytile.wait()
+    while time.perf_counter() - began < WARM_SECONDS:
+        out = call(q, k, v, *captured)
+        torch.cuda.synchronize()
+    wanted = right(case, q, k, v, captured)
+    contestants: dict[str, Callable[[], Any]] = {OWN: lambda: call(q, k, v, *captured)}
+    found["error"] = largest(out.double() - wanted)
+    bias = dense_bias(case, q, k, captured)
+    if bias is not None:
+        found["dense_error"] = largest(scaled_dot_product_attention(q, k, v, attn_mask=bias).double() - wanted)
+        contestants["dense"] = lambda: scaled_dot_product_attention(q, k, v, attn_mask=dense_bias(case, q, k, captured))
+        contestants["made"] = lambda: scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    contestants["causal"] = lambda: scaled_dot_product_attention(q, k, v, is_causal=True)
+    found["us"] = microseconds(contestants)
+    text = str(polytile.explain(call, q, k, v, *captured))
+    found["chosen"] = [line.strip() for line in text.splitlines() if "attention_" in line][:2]
+    return found
+
+
+def peers_row(case: Case, call: Callable[..., Tensor], size: Size) -> dict[str, Any]:
+    """The same of a compiled flex_attention."""
+    q, k, v = operands(size)
+    captured = captured_of(case, size)
+    score, mask = functions(case, captured)
+    block = create_block_mask(mask, size[0] if captured else None, None, *size[1:], device="cuda") if mask else None
+
+    def attention() -> Tensor:
+        return call(q, k, v, score_mod=score, block_mask=block)
+
+    began = time.perf_counter()
+    out = attention()
+    torch.cuda.synchronize()
+    first = round(time.perf_counter() - began, 3)
+    error = largest(out.double() - right(case, q, k, v, captured))
+    return {"case": case.name, "size": size, "first_s": first, "error": error, "us": microseconds({"flex": attention})}
+
+
+def all_sizes(case: Case, sizes: list[Size]) -> dict[str, Any]:
+    """Calls of a new function at each of `sizes`, twice, with what is said of them at the top."""
+    torch._dynamo.reset()
+    call, before_all, rows = polytiles(case, "never"), graphs(), []
+    for size in sizes:
+        given = (*operands(size), *captured_of(case, size))
+        took = []
+        for _ in range(2):
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before, began = torch.cuda.memory_allocated(), time.perf_counter()
+            call(*given)
+            torch.cuda.synchronize()
+            took.append(round((time.perf_counter() - began) * 1e3, 3))
+        most = torch.cuda.max_memory_allocated() - before
+        rows.append({"size": size, "ms": took, "memory": most, "scores": size[0] * HEADS * size[1] * size[2]})
+    return {"case": case.name, "sizes": rows, "graphs": graphs() - before_all}
+
+
+def graphs() -> int:
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def contestant(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What {"who", "cases", "triples", "seconds"} finds, in a process of its own."""
+    who, until = asked["who"], time.perf_counter() + asked["seconds"]
+    rows: list[dict[str, Any]] = []
+    every: list[dict[str, Any]] = []
+    mode = "max-autotune-no-cudagraphs" if who == STATIC else None
+    for case in (case for case in CASES if case.name in asked["cases"]):
+        torch._dynamo.reset()
+        call = polytiles(case) if who == OWN else torch.compile(flex_attention, dynamic=who == DYNAMIC, mode=mode)
+        with torch.no_grad():
+            for size in SIZES:
+                if time.perf_counter() > until:
+                    return {"rows": rows, "triples": every}
+                try:
+                    rows.append((own_row if who == OWN else peers_row)(case, call, size))
+                except Exception as why:  # what a contestant cannot do is a row too
+                    rows.append({"case": case.name, "size": size, "failed": f"{type(why).__name__}: {why}"[:300]})
+            if who == OWN and asked["triples"]:
+                every.append(all_sizes(case, triples(asked["triples"])))
+    return {"rows": rows, "triples": every}
+
+
+def report(found: Mapping[str, Any]) -> None:
+    times = {
+        who: {(row["case"], *row["size"]): row["us"] for row in one["rows"] if "us" in row}
+        for who, one in found["contestants"].items()
+    }
+    own, others = times.get(OWN, {}), [who for who in times if who != OWN]
+    ratios: dict[str, list[float]] = {who: [] for who in others}
+    body = []
+    for key, us in own.items():
+        cells = []
+        for who in others:
+            flex = times.get(who, {}).get(key, {}).get("flex")
+            ratios[who] += [flex / us[OWN]] if flex else []
+            cells.append(f"{flex / us[OWN]:.2f}" if flex else "–")
+        more = [f"{us[name] / us[OWN]:.2f}" if name in us else "–" for name in ("dense", "made")]
+        body.append((key[0], "×".join(map(str, key[1:])), f"{us[OWN]:.0f}", *cells, *more))
+    columns = ["case", "size", "polytile µs", *(f"{who} / polytile" for who in (*others, "dense", "made"))]
+    show(Table.from_rows("scores and masks inside attention kernels", columns, body))
+    for who, each in ratios.items():
+        if each:
+            print(f"{who} / polytile: {len(each)} cells, geomean {geomean(each):.2f}, least {min(each):.2f}")
+    for one in found["contestants"].get(OWN, {}).get("triples", ()):
+        later, first = ([row["ms"][k] for row in one["sizes"]] for k in (1, 0))
+        share = max(row["memory"] / row["scores"] for row in one["sizes"])
+        print(
+            f"{one['case']}: {len(later)} sizes, {one['graphs']} graphs; first calls {statistics.median(first):.2f} ms (median), "
+            f"second ones {statistics.median(later):.2f}; memory of a call at most {share:.2f} bytes a score"
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--peer", action="store_true")
-    parser.add_argument("--output", type=Path)
-    given = parser.parse_args()
-    if given.peer:
-        with torch.no_grad():
-            peer()
-        return
-    rows = ours(given.quick)
-    lines: list[str] = []
-    try:
-        asked = [sys.executable, "-m", "benchmarks.gpu.attention_scores", "--peer"]
-        lines = subprocess.run(asked, capture_output=True, text=True, timeout=240, check=False).stdout.splitlines()
-    except subprocess.TimeoutExpired as late:
-        held = late.stdout or b""
-        lines = (held if isinstance(held, str) else held.decode()).splitlines()
-    others = [json.loads(line) for line in lines if line.startswith("{")]
-    for each in others:
-        print(json.dumps({"peer": each}), flush=True)
-    if given.output:
-        given.output.write_text(json.dumps({"rows": rows, "peer": others, "torch": torch.__version__}, indent=1) + "\n")
+    parser = Command(__doc__, SUITE, report, gpu=True)
+    names = [case.name for case in CASES]
+    parser.add_argument("--cases", nargs="+", default=names, choices=names)
+    parser.add_argument("--contestants", nargs="+", default=list(CONTESTANTS), choices=CONTESTANTS)
+    parser.add_argument("--triples", type=int, default=40)
+    parser.add_argument("--seconds", type=float, default=240, help="for all contestants; each has an equal share")
+    parser.add_argument("--beside", type=Path, help="a result file whose other cases are kept")
+    given = parser.parsed()
+    earlier = record.read(given.beside)["contestants"] if given.beside is not None else {}
+    found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "contestants": dict(earlier)}
+    share = given.seconds / len(given.contestants)
+    for who in given.contestants:
+        asked = {"who": who, "cases": given.cases, "triples": given.triples, "seconds": share}
+        made = Processes().run(CONTESTANT, asked, share + GRACE)
+        kept = earlier.get(who, {})
+        found["contestants"][who] = made | {
+            part: [row for row in kept.get(part, ()) if row["case"] not in given.cases] + made.get(part, [])
+            for part in ("rows", "triples")
+        }
+        record.write(SUITE, found, given.out)
+    report(found)
 
 
 if __name__ == "__main__":

@@ -100,11 +100,11 @@ TABLE: tuple[Option, ...] = (
         "a rule or by timing, on images as they are or converted, is chosen for each range of sizes. Each call then goes through "
         "Python, which pays where the GPU is the bottleneck (docs/convolutions.md).",
         choices=("library", "measured"), keys=PROGRAMS),
-    Option("attention_dropout", str, "library",
-        "Dropout of attention's weights on a GPU, where attention is written out and trained. library: eager's kernel drops "
-        "weights that are in memory. fused: one kernel each way draws eager's numbers and keeps no weights, which saves their "
-        "memory; measured faster than eager at 1000 keys and more, and slower at 512 (docs/attention.md).",
-        choices=("library", "fused"), keys=PROGRAMS),
+    Option("attention_dropout", str, "fused",
+        "Dropout of attention's weights on a GPU, where attention is written out and trained. fused: one kernel each way draws "
+        "eager's numbers and keeps no weights in memory (docs/attention.md). library: eager's kernel drops weights that are in "
+        "memory.",
+        choices=("fused", "library"), keys=PROGRAMS),
     Option("refine", float, 0.03,
         "Share of a kernel's run time that re-tuning its frequent sizes may use. 0: never re-tune.", least=0),
     Option("explore", float, 0.03,

@@ -97,7 +97,7 @@ def test_generated_kernels_drop_the_weights_whose_numbers_a_gpu_draws() -> None:
     """In both passes of each call, from a state that the generator has given, under Triton's interpreter."""
     call = compiled(
         lambda q, k, v: torch.native_dropout(torch.softmax(q @ k.mT, -1), 0.3, True)[0] @ v,
-        tune="off", interpret=True, sources="triton", attention_dropout="fused",
+        tune="off", interpret=True, sources="triton",
     )  # fmt: skip
     how = Dropout(0.3, 4, threads_of(torch.device("cpu")))
     for rows, keys in ((20, 32), (17, 13)):

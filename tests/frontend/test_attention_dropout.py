@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def as_on_a_gpu() -> Iterator[None]:
     """Triton's interpreter draws the numbers of a GPU."""
-    with options.override(interpret=True, attention_dropout="fused"):
+    with options.override(interpret=True):
         yield
 
 

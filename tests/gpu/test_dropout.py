@@ -12,7 +12,7 @@ from torch import Tensor
 import polytile
 from polytile.compiler.programs import compiled_programs
 from polytile.frontend.attention.dropout import served, threads_of
-from polytile.ir.dropout import Dropout, kept
+from polytile.ir.dropout import Dropout, advance, kept
 from polytile.runtime.cuda.seeds import next_state
 from tests.gpu.comparing import compiled, rejected
 
@@ -37,7 +37,7 @@ def test_numbers_are_those_that_eager_draws(shape: tuple[int, ...], dtype: torch
         before = torch.cuda.get_rng_state()
         mask, after = torch.native_dropout(torch.ones(shape, dtype=dtype, device=CUDA), P, True)[1], torch.rand(3, device=CUDA)
         torch.cuda.set_rng_state(before)
-        state = next_state(CUDA, how.advance(mask.numel()))
+        state = next_state(CUDA, advance(mask.numel(), how.threads))
         assert torch.equal(kept(how, state, shape), mask)
         assert torch.equal(torch.rand(3, device=CUDA), after)
 
@@ -82,7 +82,7 @@ def test_kernels_drop_what_eager_drops(length: int) -> None:
     """With equal weights and values that are unit vectors, the result is the mask. A length up to 256 fits a head."""
     q, k = (torch.zeros(2, 3, length, 128, device=CUDA, dtype=torch.bfloat16).requires_grad_() for _ in range(2))
     v = torch.eye(length, 128, device=CUDA, dtype=torch.bfloat16).expand(2, 3, length, 128)
-    call = compiled(plain, stall="tune", attention_dropout="fused")
+    call = compiled(plain, stall="tune")
     for _ in range(2):
         state = torch.cuda.get_rng_state()
         wanted, following = plain(q, k, v), torch.rand(3, device=CUDA)
@@ -95,7 +95,7 @@ def test_kernels_drop_what_eager_drops(length: int) -> None:
 
 @pytest.mark.parametrize("attend", [plain, causal, upcast, by_token])
 def test_both_passes_agree_with_eager_on_a_seed(attend: Callable[..., Tensor]) -> None:
-    call = compiled(attend, stall="tune", attention_dropout="fused")
+    call = compiled(attend, stall="tune")
     for length in (200, 256, 333):
         given = leaves(length)
         grad = torch.randn(given[0].shape, device=CUDA).to(torch.bfloat16)
@@ -124,7 +124,7 @@ def float64(attend: Callable[..., Tensor], given: list[Tensor], grad: Tensor, ma
 
 
 def test_no_tensor_has_an_element_for_each_query_and_key() -> None:
-    call, length = compiled(causal, stall="tune", attention_dropout="fused"), 2048
+    call, length = compiled(causal, stall="tune"), 2048
     given = leaves(length, batch=2, heads=4)
     grad = torch.randn_like(given[0])
     for _ in range(3):
@@ -138,7 +138,7 @@ def test_no_tensor_has_an_element_for_each_query_and_key() -> None:
 
 
 def test_equal_seeds_give_equal_bits() -> None:
-    call, given = compiled(causal, stall="tune", attention_dropout="fused"), leaves(256)
+    call, given = compiled(causal, stall="tune"), leaves(256)
 
     def step() -> list[Tensor]:
         torch.manual_seed(3)

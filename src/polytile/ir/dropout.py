@@ -15,9 +15,9 @@ knows e knows its number; no order of tiles changes it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
@@ -51,22 +51,29 @@ class Dropout:
         """What elements that are kept are multiplied by."""
         return 1 / (1 - self.p)
 
-    @cached_property
+    @property
     def last(self) -> int:
-        """The largest word that keeps an element; -1 if none does. Rounding to float32 preserves the order of words."""
-        low, high = -1, (1 << 32) - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if _is_kept(middle, self.p) else (low, middle - 1)
-        return low
+        """The largest word that keeps an element; -1 if none does."""
+        return _last_kept(self.p)
 
     def width(self, count: int) -> int:
         """Number of neighbouring elements that a step serves, of `count` elements."""
         return min(self.vector, count & -count) if count else 1
 
-    def advance(self, count: int) -> int:
-        """How far drawing for `count` elements advances the generator's offset."""
-        return ((count - 1) // (self.threads * WORDS) + 1) * WORDS if count else 0
+
+def advance(count: int, threads: int) -> int:
+    """How far a kernel with `threads` threads advances the generator's offset by drawing for `count` elements."""
+    return ((count - 1) // (threads * WORDS) + 1) * WORDS if count else 0
+
+
+@functools.cache
+def _last_kept(p: float) -> int:
+    """Rounding to float32 preserves the order of words."""
+    low, high = -1, (1 << 32) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if _is_kept(middle, p) else (low, middle - 1)
+    return low
 
 
 def _is_kept(word: int, p: float) -> bool:

@@ -24,7 +24,7 @@ from polytile import options
 from polytile.frontend.attention.scores import NotAttention
 from polytile.frontend.attention.views import VIEWS, number, source, value
 from polytile.ir import sizes
-from polytile.ir.dropout import VECTORS, Dropout, kept_from
+from polytile.ir.dropout import VECTORS, Dropout, advance, kept_from
 from polytile.runtime.cuda.seeds import next_state, signed
 from polytile.runtime.target import Target
 
@@ -53,7 +53,7 @@ def _run(shape: list[int], threads: int, *, device: torch.device) -> torch.Tenso
     """The state of torch's default generator, which advances. A CPU, whose generator has no offset, has two random numbers."""
     if device.type != "cuda":
         return torch.empty(2, dtype=torch.int64, device=device).random_()
-    return next_state(device, Dropout(0.5, VECTORS[0], threads).advance(math.prod(shape)))
+    return next_state(device, advance(math.prod(shape), threads))
 
 
 _library.impl("dropout_state", _run, "CompositeExplicitAutograd")
@@ -167,7 +167,7 @@ def _served(device: torch.device, dtype: torch.dtype) -> int | None:
             how = Dropout(0.5, vector, threads)
             places = (0, threads * vector - PROBED // 2, count - PROBED)
             alike = (torch.equal(drawn[p : p + PROBED], kept_from(how, state, count, p, PROBED)) for p in places)
-            if how.advance(count) == advanced and all(alike):
+            if advance(count, threads) == advanced and all(alike):
                 return vector
     return None
 

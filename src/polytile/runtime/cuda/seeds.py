@@ -75,7 +75,7 @@ class Seeds:
         which = generator.initial_seed(), first
         if self._states is None or self._states[0] != which:
             self._states = which, self.states(*which)
-        return self._states[1][(offset - first) // STEP]
+        return self._states[1].select(0, (offset - first) // STEP)
 
     def captured(self, capture: int, count: int = 1) -> torch.Tensor:
         """The next seed, or `count` numbers, int64 [count], of the capture with this number."""
