@@ -119,7 +119,8 @@ class Noisy(Device):
 
     def tune(self, task: Task) -> list[Attempt]:
         """A Tuner: the candidates race, the best predicted first, and each is measured as the race finds it."""
-        entrants = {c.name: Entrant.from_candidate(c, task.problem.family, task.problem.size) for c in task.candidates}
+        where = task.problem.family, task.target.type
+        entrants = {c.name: Entrant.from_candidate(c, *where, task.problem.size) for c in task.candidates}
         order = sorted(task.candidates, key=lambda candidate: entrants[candidate.name].order)
         contenders = [Contender(c.name, PythonEntry(_nothing), (), entrant=entrants[c.name]) for c in order]
         with self._timing(task.problem):

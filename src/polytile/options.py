@@ -101,9 +101,8 @@ TABLE: tuple[Option, ...] = (
         "Python, which pays where the GPU is the bottleneck (docs/convolutions.md).",
         choices=("library", "measured"), keys=PROGRAMS),
     Option("attention_dropout", str, "fused",
-        "Dropout of attention's weights on a GPU, where attention is written out and trained. fused: one kernel each way draws "
-        "eager's numbers and keeps no weights in memory (docs/attention.md). library: eager's kernel drops weights that are in "
-        "memory.",
+        "Dropout of written-out attention in training on a GPU. fused: one kernel each way draws eager's numbers and keeps no "
+        "weights in memory (docs/attention.md). library: eager's kernel drops weights that are in memory.",
         choices=("fused", "library"), keys=PROGRAMS),
     Option("refine", float, 0.03,
         "Share of a kernel's run time that re-tuning its frequent sizes may use. 0: never re-tune.", least=0),
@@ -114,9 +113,9 @@ TABLE: tuple[Option, ...] = (
         "State of the L2 cache when GPU candidates are timed. warm: calls run back to back. cold: the cache is flushed before "
         "each call.", choices=("warm", "cold")),
     Option("stall", str, "never",
-        "What a call may wait for. never: nothing; ATen's operators, then the best kernels at hand, serve until better ones "
-        "are compiled and measured in the background. compile: until the kernels that are predicted to be fastest are "
-        "compiled; nothing is measured. tune: until kernels are compiled and measured at each new range of sizes.",
+        "What a call may wait for. never: nothing; ATen's operators, then the best kernels at hand, serve until better ones are "
+        "compiled and measured in the background. compile: until the kernels that are predicted to be fastest are compiled; "
+        "nothing is measured. tune: until kernels are compiled and measured at each new range of sizes.",
         choices=("never", "compile", "tune")),
     Option("builder", str, "process",
         "Where programs and kernels for a CPU are generated while calls go on (stall=never). process: in another process if "

@@ -164,7 +164,8 @@ def test_predictions_at_recorded_sizes_take_the_sizes_that_no_choice_depends_on_
     scores = [Score(2e-6, 0.01), Score(4e-6, 0.01), *[None] * (len(candidates) - 2)]
     known = {identity(candidate) for candidate in candidates[:2]}
     spec = SimpleNamespace(target=torch.device("cuda"))
-    request: Any = SimpleNamespace(problem=SimpleNamespace(family="mm"), spec=spec, candidates=candidates, sizes={"n0": 3, "n1": 2})
+    of = SimpleNamespace(family="mm")
+    request: Any = SimpleNamespace(problem=of, spec=spec, candidates=candidates, sizes={"n0": 3, "n1": 2})
     exact.covers(request, known, scores, candidates, {"n0": 7})
 
 

@@ -130,7 +130,7 @@ class Facts:
         self._note(VERSION, kind, (order, *attributes), version=version)
 
     def _attributes(self, kind: type) -> tuple[Any, ...]:
-        """All that a class itself has, as (name, value, ...). The launcher owns it, and compares it after a change of the class."""
+        """All that a class itself has, as (name, value, ...). The launcher owns it, and compares it after a change of a class."""
         key = kind, self._version_of(kind)
         if key not in self._classes:
             self._classes[key] = tuple(part for item in vars(kind).items() for part in item)
