@@ -122,8 +122,8 @@ def report(found: Mapping[str, Any]) -> None:
     columns = ["contestant", "lengths", "first call, ms", "later call, ms", "more on the host, ms", "90 %", "most"]
     body = []
     for who, one in found["contestants"].items():
-        if "error" in one:
-            body.append((who, *["–"] * 5, one["error"][:60]))
+        if not one.get("first"):  # an error, or the time was over while choosing
+            body.append((who, *["–"] * 5, one.get("error", "no time was left")[:60]))
             continue
         s = summary(one)
         more = (f"{s[name]:.2f}" for name in ("more_median", "more_90", "more_most"))
