@@ -30,8 +30,8 @@ PYTHONS_OWN = tuple(
 )
 """Methods by which objects' attributes are found in their dictionaries and classes."""
 
-MRO = vars(type)["__mro__"]
-"""The getter of a class's method resolution order, whatever its metaclass has."""
+MRO, FLAGS = vars(type)["__mro__"], vars(type)["__flags__"]
+"""The getters of a class's method resolution order and flags, whatever its metaclass has."""
 
 HEAP = 1 << 9
 """The flag of types whose objects may get another type."""
@@ -126,7 +126,7 @@ class Facts:
         if not version:
             raise Unknown(f"{kind} has no version")
         order: tuple[type, ...] = MRO.__get__(kind)
-        attributes = (self._attributes(each) for each in order if each.__flags__ & HEAP)
+        attributes = (self._attributes(each) for each in order if FLAGS.__get__(each) & HEAP)
         self._note(VERSION, kind, (order, *attributes), version=version)
 
     def _attributes(self, kind: type) -> tuple[Any, ...]:
