@@ -132,7 +132,9 @@ def of_heads(x: torch.Tensor, y: torch.Tensor, size: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("function", "numbers"), [(times, (3, -2, 0)), (of_heads, (16, 8, 24))])
-def test_epilogues_and_operands_depend_on_numbers_of_any_sign(function: Callable[..., torch.Tensor], numbers: tuple[int, ...]) -> None:
+def test_epilogues_and_operands_depend_on_numbers_of_any_sign(
+    function: Callable[..., torch.Tensor], numbers: tuple[int, ...]
+) -> None:
     compiled = torch.compile(function, backend="polytile", dynamic=True, options={**OPTIONS, "on_failure": "raise"})
     for number in numbers:
         x, y = torch.randn(40, 48), torch.randn(48, 48)
