@@ -34,8 +34,8 @@ from polytile.runtime.formula import encode
 from tests.packages.on_stub import stand_in
 
 Function = Callable[..., Tensor]
-OPTIONS = {"persist": False, "tune": "off", "stall": "compile"}
-"""Programs are made before a call goes on, and nothing is measured."""
+OPTIONS = {"persist": False, "tune": "off", "stall": "compile", "on_failure": "library"}
+"""Programs are made before a call goes on, nothing is measured, and a case that fails keeps no other from being tried."""
 
 
 def written_out(tokens: Tensor, head: int) -> Tensor:
