@@ -19,13 +19,12 @@ import pstats
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import polytile
 from benchmarks import record
@@ -50,11 +49,13 @@ FIRST_SECONDS = 12.0
 """How long the first steps are timed."""
 
 
-@dataclass(frozen=True)
-class Attention:
-    """nanoGPT's, of WIDTH numbers a token in heads of `head`."""
+class Attention(nn.Module):
+    """nanoGPT's, of WIDTH numbers a token in heads of `head`. It is a module since Dynamo takes a module's numbers as constants,
+    and those of other objects as sizes that may change."""
 
-    head: int
+    def __init__(self, head: int) -> None:
+        super().__init__()
+        self.head = head
 
     def heads(self, tokens: Tensor) -> tuple[Tensor, ...]:
         """q, k and v (batch, heads, length, head) in what a model's projection gives: (batch, length, 3 · WIDTH)."""

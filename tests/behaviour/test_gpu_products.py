@@ -119,3 +119,23 @@ def test_types_without_a_generator_are_the_library_s() -> None:
     compiled = torch.compile(lambda x, y: x @ y, backend="polytile", dynamic=True, options=OPTIONS)
     x, y = torch.randn(5, 6, dtype=torch.float64), torch.randn(6, 7, dtype=torch.float64)
     torch.testing.assert_close(compiled(x, y), x @ y)
+
+
+def times(x: torch.Tensor, y: torch.Tensor, by: int) -> torch.Tensor:
+    return torch.relu(x @ y) * by
+
+
+def of_heads(x: torch.Tensor, y: torch.Tensor, size: int) -> torch.Tensor:
+    """The sizes of the operands, of which one is computed, depend on the number."""
+    q, k = (each.unflatten(-1, (48 // size, size)).transpose(0, 1) for each in (x, y))
+    return torch.relu(q @ torch.sin(k).transpose(1, 2)) * size**-0.5
+
+
+@pytest.mark.parametrize(("function", "numbers"), [(times, (3, -2, 0)), (of_heads, (16, 8, 24))])
+def test_epilogues_and_operands_depend_on_numbers_of_any_sign(
+    function: Callable[..., torch.Tensor], numbers: tuple[int, ...]
+) -> None:
+    compiled = torch.compile(function, backend="polytile", dynamic=True, options={**OPTIONS, "on_failure": "raise"})
+    for number in numbers:
+        x, y = torch.randn(40, 48), torch.randn(48, 48)
+        torch.testing.assert_close(compiled(x, y, number), function(x, y, number), rtol=1e-4, atol=1e-4)

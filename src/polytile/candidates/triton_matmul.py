@@ -17,7 +17,7 @@ from polytile.cost import triton_matmul as prior
 from polytile.ir import expr, levels
 from polytile.ir.template import SCALED_ALONG_K
 from polytile.matmul.triton.configs import Kind, space
-from polytile.matmul.triton.operands import symbol
+from polytile.matmul.triton.operands import symbols
 from polytile.matmul.triton.schedule import TILE, schedule_of
 from polytile.matmul.triton.schedules import MOST_ROWS, generate
 from polytile.matmul.triton.unit import Chip, holds_rows
@@ -65,7 +65,7 @@ class Arguments:
 
     @property
     def symbols(self) -> tuple[sympy.Symbol, ...]:
-        return tuple(symbol(name) for name in self.kernel.size_names)
+        return symbols(self.kernel)
 
     @property
     def text(self) -> str:

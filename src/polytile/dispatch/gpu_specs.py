@@ -16,7 +16,7 @@ from polytile.dispatch.keys import Condition, PowerBelow16
 from polytile.dispatch.spec import KernelSpec
 from polytile.facts import PowerOfTwo, Wide
 from polytile.matmul import gemm_args, gemm_kernel
-from polytile.matmul.triton.operands import EVEN_K, EVEN_L, symbol
+from polytile.matmul.triton.operands import EVEN_K, EVEN_L, symbol, symbols
 from polytile.runtime import regime
 from polytile.runtime.formula import any_above, encode, power_below_16, power_of_two
 from polytile.schedule.canonical import LoopKernel
@@ -73,7 +73,7 @@ def template_spec(
     """The spec of specs.template_spec, whose regimes also depend on: the alignment of each stride and tensor, whether blocks
     along k need a mask, and whether positions fit 32 bits."""
     spec = specs.template_spec(kernel, name, origins, target)
-    positions = {symbol(n): place for place, n in enumerate(spec.size_names)}
+    positions = {s: place for place, s in enumerate(symbols(kernel))}
     asked = (EVEN_K,) if kernel.second is None else (EVEN_K, EVEN_L)
     even = (Condition(fact, encode(1 - Min(1, Mod(symbol(fact.name), fact.by)), positions)) for fact in asked)
     return _on_gpu(spec, regime.ALIGNED_16, (_wide(gemm_args.positions(kernel), positions), *even))

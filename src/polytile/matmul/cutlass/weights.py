@@ -119,7 +119,6 @@ def _unpacked(prologue: LoopKernel, dtype: torch.dtype) -> Weights | None:
     scale = _scale(factor, prologue, dtype, len(pairs)) if factor is not None else None
     if found is None or (factor is not None and scale is None):
         return None
-    place = place.xreplace({each: symbol(each.name) for each in place.free_symbols})
     return replace(found, tensor=byte.buffer, apart=place, scale=scale)
 
 

@@ -30,6 +30,12 @@ def symbol(name: str) -> sympy.Symbol:
     return sympy.Symbol(name, integer=True, positive=True)
 
 
+def symbols(kernel: GemmKernel) -> tuple[sympy.Symbol, ...]:
+    """Every integer argument, in order, as expressions have it. Those of the epilogue and of prologues may have any sign."""
+    own = {s.name: s for symbols in (kernel.symbols, *(each.symbols for each in kernel.prologue_kernels)) for s in symbols}
+    return tuple(own.get(name, symbol(name)) for name in kernel.size_names)
+
+
 @dataclass(frozen=True)
 class Operand:
     """A or B, or P or Q of a second product.
