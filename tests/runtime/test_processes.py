@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from polytile.runtime.cuda.workers import SCRIPT as SERVER
 from tests.compilers import stand_in
 from tests.waiting import PATIENCE
 
@@ -96,3 +99,15 @@ def test_a_process_with_an_unusable_cache_works_and_cleans_up(home: Path, tmp_pa
     assert report["values"] == [0, 1, 2, 3, 4]
     assert messages.count("cannot be used") == 1 and "POLYTILE_CACHE_DIR" in messages
     assert list(temporary.iterdir()) == [], "the private directory goes with the process"
+
+
+def test_a_server_of_workers_ends_in_silence_with_its_parent() -> None:
+    """The parent has not read that the server is ready, so that its end resets the connection."""
+    parent, control = socket.socketpair()
+    with control:
+        command = [sys.executable, str(SERVER), "json", str(control.fileno())]
+        process = subprocess.Popen(command, pass_fds=[control.fileno()], stderr=subprocess.PIPE, text=True)
+    assert select.select([parent], [], [], PATIENCE)[0]
+    parent.close()
+    _, messages = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, messages) == (0, "")
