@@ -8,8 +8,9 @@ are compared by more than their kernels' time where these are short.
 from __future__ import annotations
 
 PYTHON_CALL = 30e-6
-"""Seconds that a call of several operators of torch, or of several kernels, through Python keeps the host busy at least. On an
-H200's host, calls of the library's attention took 40 to 170 µs, and a launch from C 3."""
+"""Seconds that a call of several operators of torch, or of several kernels, through Python counts for. It is far less than was
+measured: on an H200's host a call of the memory-efficient kernels with a mask took 170 µs, and a launch from C 6
+(benchmarks.gpu.host_time)."""
 
 THROUGH_PYTHON = {
     (family, origin) for family in ("attention", "attention_backward") for origin in ("library", "sdpa", "unfused")

@@ -301,3 +301,12 @@ def test_a_forward_with_the_same_code_but_another_closure_has_a_memo_of_its_own(
         Module.forward = made(way)
         for x in 4 * given:
             assert torch.equal(call(x), module(x))
+
+
+# names ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_class_whose_names_are_no_strings_has_no_facts() -> None:
+    numbered = type("Numbered", (), {1: 2, "answer": 3})  # type: ignore[dict-item]
+    with pytest.raises(Unknown, match="no strings"):
+        facts().attribute(numbered(), "answer")

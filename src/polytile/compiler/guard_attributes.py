@@ -130,9 +130,12 @@ class Facts:
         self._note(VERSION, kind, (order, *attributes), version=version)
 
     def _attributes(self, kind: type) -> tuple[Any, ...]:
-        """All that a class itself has, as (name, value, ...). The launcher owns it, and compares it after a change of a class."""
+        """All that a class itself has, as (name, value, ...). The launcher owns it, and compares it after a change of a class.
+        Then it looks a name up in the class, where no name may compare by Python code."""
         key = kind, self._version_of(kind)
         if key not in self._classes:
+            if not all(type(name) is str for name in vars(kind)):
+                raise Unknown(f"names in {kind} that are no strings")
             self._classes[key] = tuple(part for item in vars(kind).items() for part in item)
         return self._classes[key]
 

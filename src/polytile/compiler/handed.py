@@ -115,7 +115,8 @@ def needed_by_many(linear: bool) -> Iterator[Compilation]:
     """What is compiled while the first graph is traced, the most likely needed first: C code that no program has of its own, and,
     if `linear`, the register tiles of products with a transposed matrix of float32. Raises CompilerMissing."""
     with options.override(compile_workers=1):
-        yield products.prepare()
+        prepared = products.prepare()
+    yield prepared
     for text in linear_tiles.texts() if linear else ():
         yield from compile.compile_parts(text)
 

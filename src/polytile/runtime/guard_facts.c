@@ -195,10 +195,12 @@ static int read_fact(PyObject *given, Fact *fact)
     if (!PyArg_ParseTuple(given, "iOOUKi", &kind, &fact->object, &expected, &name, &version, &fact->length))
         return -1;
     PyObject **pointer = kind == POINTER ? pointer_in(fact->object, PyUnicode_AsUTF8(name)) : NULL;
-    int is_tuple = kind == VERSION || kind == ITEMS || kind == ALL_ITEMS || kind == ELEMENTS, fits = is_tuple ? PyTuple_Check(expected) : PyLong_Check(expected);
+    int is_tuple = kind == VERSION || kind == ITEMS || kind == ALL_ITEMS || kind == ELEMENTS;
+    int fits = is_tuple ? PyTuple_Check(expected) : PyLong_Check(expected);
     if (kind < 0 || kind >= KINDS || !fits || (kind == POINTER && pointer == NULL))
         return PyErr_Format(PyExc_ValueError, "Memo: %R is no fact", given), -1;
-    if (kind == VERSION && ((PyTypeObject *)fact->object)->tp_version_tag != version) /* and what has been read of it since may not hold */
+    /* after a change in between, what has been read of the type may be neither what it had nor what it has */
+    if (kind == VERSION && ((PyTypeObject *)fact->object)->tp_version_tag != version)
         return PyErr_Format(PyExc_ValueError, "Memo: %R has changed", fact->object), -1;
     fact->kind = (FactKind)kind;
     if (kind == POINTER)

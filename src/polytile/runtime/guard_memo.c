@@ -29,7 +29,7 @@ typedef struct {
     PyObject *modes;      /* ((callable, result), ...): torch's modes */
     PyObject *make_check; /* (*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None) -> checker of tensors */
     PyObject *checks;     /* those of the statics, TOGETHER in each: a checker of many is slow, as it looks for tensors given twice */
-    Py_ssize_t stopped;   /* what differed when facts were compared last: a fact's number, the next ones for tensors and for modes; -1: nothing */
+    Py_ssize_t stopped;   /* what differed in the last comparison: a fact's number, the next ones for tensors and modes; -1: nothing */
     int refuted;          /* calls in a row for which guards held and facts did not: the type of something has changed for good */
     char changed;         /* whether a dictionary has changed since all facts held */
     Signature signatures[SIGNATURES];

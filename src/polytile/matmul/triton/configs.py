@@ -91,11 +91,8 @@ GROUPED_DESCRIBED = (
     (Gemm(128, 256, 64, 3, 8), 2), (Gemm(128, 256, 64, 4, 8), 4),
 )  # fmt: skip
 """(tile, stores) of products of groups of rows whose operands are loaded through tensor descriptors; without stores, tiles are
-whole.
-
-For experts of Mixtral and Qwen3-30B-A3B on an H200, 256 to 16384 rows routed at random: the first two and the last, with GROUPED,
-were within 1 % of the best of 15 in all 12 cases. Along k descriptors gained nothing at 16384 rows, and were up to 1.4 times
-slower at 2400, where groups end after a few steps.
+whole. They were chosen among fifteen for experts of Mixtral and Qwen3-30B-A3B on an H200. Along k descriptors gained nothing:
+groups end there after a few steps.
 """
 MOST_PLACES = 8
 """Maximum number of programs per multiprocessor that loop over tiles of grouped products."""
