@@ -83,10 +83,6 @@ static PyObject *report(Dispatcher *self, long code)
     return NULL;
 }
 
-/* A generated kernel on at least this many threads leaves one core to others (spare_core.py); 0: never. Protected by
-   the GIL. */
-static long crowded;
-
 /* A kernel's `threads` argument. A kernel with a plan gets the plan's address instead. */
 static inline long threads_for(const Slot *slot)
 {

@@ -2,8 +2,8 @@
    Python object.
 
    The product goes to scratch memory from torch's allocator, and the epilogue's dispatcher is asked for an entry. If
-   that is not a native kernel, or is on trial against other candidates, the pair declines the call before doing
-   anything, and its Python form runs it. */
+   that is not a native kernel, or if more than a call of it is due, the pair declines the call before doing anything,
+   and its Python form runs it. */
 
 enum { TORCH_UINT8 = 0, SIZES = 3 }; /* a product's integers start with batch, M and N */
 
@@ -50,9 +50,8 @@ static Slot epilogue_of(Dispatcher *self, void *const *pointers, const long *int
     PyGILState_STATE state = PyGILState_Ensure();
     fields_of(self, pointers, integers, fields);
     Slot *found = slot_at(self, fields, integers), slot = {0};
-    if (found->kernel != NULL && found->call == NULL && found->trial == NULL && found->left != 1) {
-        found->left -= found->left > 0;
-        found->calls++;
+    if (found->kernel != NULL && found->call == NULL && !is_due(found)) {
+        count_call(found);
         slot = *found;
         Py_INCREF(slot.entry);
         if (recorder != NULL)

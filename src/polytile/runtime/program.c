@@ -267,18 +267,13 @@ static int pass_call(Frame *frame, const uint64_t *words, size_t word_count)
 {
     void *const *slots;
     int count = recorder->next(words, word_count, &slots);
-    for (int i = 0; i < count; i++) {
-        const Slot *slot = slots[i];
-        if (slot->trial != NULL || slot->left == 1)
+    for (int i = 0; i < count; i++)
+        if (is_due(slots[i]))
             return 0;
-    }
     if (count <= 0)
         return 0;
-    for (int i = 0; i < count; i++) {
-        Slot *slot = slots[i];
-        slot->left -= slot->left > 0;
-        slot->calls++;
-    }
+    for (int i = 0; i < count; i++)
+        count_call(slots[i]);
     if (keep_entry(frame, ((const Slot *)slots[0])->entry) < 0)
         return -1;
     recorder->pass();
@@ -596,10 +591,9 @@ static int dispatch_native(Frame *frame, Dispatcher *self, void *const *pointers
         return passed;
     fields_of(self, pointers, integers, fields);
     Slot *found = slot_at(self, fields, integers);
-    if (found->kernel == NULL || found->trial != NULL || found->left == 1)
+    if (found->kernel == NULL || is_due(found))
         return 0;
-    found->left -= found->left > 0;
-    found->calls++;
+    count_call(found);
     Slot slot = *found;
     long code, threads = threads_for(&slot);
     if (before_kernel(frame, self, &slot) < 0)

@@ -77,22 +77,50 @@ static Trial *new_trial(size_t integers)
     return trial;
 }
 
-/* The contender that this call runs and times; -1: the serving entry, untimed. */
-static int turn_of(Trial *trial)
+/* A generated kernel on at least this many threads leaves one core to others (spare_core.py); 0: never. Protected by
+   the GIL. Meanwhile nothing is tried: times would be of fewer threads. */
+static long crowded;
+
+/* The contender that the next call runs and times; -1: the serving entry, untimed. */
+static int contender_of(const Trial *trial)
 {
-    long turn = trial->turn++ % trial->period;
+    long turn = trial->turn % trial->period;
     if (turn > 1 || trial->samples == MOST_SAMPLES)
         return -1;
     if (turn == 1)
         return trial->open[0] > 0 ? 0 : -1;
     for (int i = 0; i < trial->count - 1; i++) {
         int contender = 1 + (trial->next + i) % (trial->count - 1);
-        if (trial->open[contender] > 0) {
-            trial->next = contender;
+        if (trial->open[contender] > 0)
             return contender;
-        }
     }
     return -1;
+}
+
+/* The same for this call, after which the next one's turn comes. */
+static int turn_of(Trial *trial)
+{
+    int contender = contender_of(trial);
+    trial->turn++;
+    if (contender > 0)
+        trial->next = contender;
+    return contender;
+}
+
+/* Whether a call that runs the slot's kernel has more to do than that, which only the dispatcher does: to say that the
+   slot's calls are over, or to try a contender. */
+static int is_due(const Slot *slot)
+{
+    return slot->left == 1 || (slot->trial != NULL && crowded == 0 && contender_of(slot->trial) >= 0);
+}
+
+/* Counts a call of the slot's kernel for which nothing is due. */
+static void count_call(Slot *slot)
+{
+    slot->left -= slot->left > 0;
+    slot->calls++;
+    if (slot->trial != NULL && crowded == 0)
+        turn_of(slot->trial);
 }
 
 /* Stores a sample. Returns whether it was the last one wanted, so that the trial needs attention. */

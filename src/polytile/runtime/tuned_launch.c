@@ -119,12 +119,11 @@ static PyObject *form_of(PyObject *route, PyObject *const *values, int device)
         return NULL;
     fields_of(table, pointers, integers, fields);
     Slot *slot = slot_at(table, fields, integers);
-    if (!is_decided(slot) || slot->trial != NULL || slot->left == 1 || slot->call == NULL)
+    if (!is_decided(slot) || is_due(slot) || slot->call == NULL)
         return NULL;
     if ((form = PyDict_GetItemWithError(forms, slot->call)) == NULL)
         return NULL;
-    slot->left -= slot->left > 0;
-    slot->calls++;
+    count_call(slot);
     return form;
 }
 
