@@ -1,6 +1,6 @@
 """Holds a stream while the host puts work on it, so that the work then runs without gaps.
 
-    with held(0):            # the current stream of device 0 waits until the block ends
+    with held(0, 0.1):       # the current stream of device 0 waits until the block ends, 0.1 s at most
         begin.record()
         launch()
         end.record()
@@ -22,9 +22,6 @@ import torch
 
 from polytile.runtime.cuda import driver, hip
 from polytile.runtime.cuda.device import facts
-
-LONGEST = 0.1
-"""Seconds that a stream is held at most: work that waits for its own stream would otherwise never end."""
 
 HEAD_START = 50e-6
 """Seconds that the device waits on ROCm, which has no such kernel."""
@@ -61,23 +58,23 @@ _tickets = itertools.count(1)
 
 
 @contextlib.contextmanager
-def held(index: int) -> Iterator[None]:
-    """Holds the current stream of device `index` until the block ends, or LONGEST is over. Raises DeviceError if the driver
-    refuses the kernel."""
+def held(index: int, seconds: float) -> Iterator[None]:
+    """Holds the current stream of device `index` until the block ends, for so many seconds at most: a block that waits for the
+    stream would otherwise never end. Raises DeviceError if the driver refuses the kernel."""
     if hip.present():
         torch.cuda._sleep(int(HEAD_START * facts(index).clock))
         yield
         return
     word, ticket = _word(index), next(_tickets) & 0x7FFFFFFF
-    _launch(index, word.data_ptr(), ticket)
+    _launch(index, word.data_ptr(), ticket, seconds)
     try:
         yield
     finally:
         ctypes.c_uint32.from_address(word.data_ptr()).value = ticket
 
 
-def _launch(index: int, word: int, ticket: int) -> None:
-    values = (ctypes.c_uint64(word), ctypes.c_uint32(ticket), ctypes.c_uint64(int(LONGEST * 1e9)))
+def _launch(index: int, word: int, ticket: int, seconds: float) -> None:
+    values = (ctypes.c_uint64(word), ctypes.c_uint32(ticket), ctypes.c_uint64(int(seconds * 1e9)))
     pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
     stream = ctypes.c_void_p(torch.cuda.current_stream(index).cuda_stream)
     with driver.current(index) as found:
