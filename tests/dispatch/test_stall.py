@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+import polytile
 from polytile.counters import counters
+from polytile.dispatch import learning
 from polytile.dispatch.learning import Compile, Load, Measure, Predict
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.runtime import background
@@ -197,3 +200,27 @@ def test_measuring_on_a_cpu_takes_what_the_thread_computes_however_long_other_pr
     assert kernel.learning is not None
     job = Measure(kernel.learning, weakref.ref(kernel), 0, (), (), frozenset())
     assert job.disturbs is Disturbance.COMPILES
+
+
+@pytest.mark.parametrize("beside", [True, False], ids=["a GPU's compilers", "a CPU's"])
+def test_what_is_measured_next_is_compiled_meanwhile_where_that_disturbs_nobody(
+    beside: bool, fake_clock: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "_compiles_beside", lambda target: beside)
+    made, forms = threading.Event(), []
+    kernels = []
+    for name in ("one", "two"):
+        forms.append(Compiling(f"compiled {name}", 1e-5, 1.1e-5, made=made))
+        kernels.append(never(Fake(f"ready {name}", 2e-5, 1e-5), forms[-1]))
+    with background.background.held():  # both regimes wait to be measured before one is
+        for kernel in kernels:
+            call(kernel)
+    until(lambda: any(form.prepared for form in forms), "one is measured")
+    if beside:
+        until(lambda: all(form.prepared for form in forms), "the other is compiled")
+    else:
+        time.sleep(0.05)
+        assert not all(form.prepared for form in forms)
+    made.set()
+    assert polytile.wait(PATIENCE)
+    assert [kernel.decisions[0].candidate for kernel in kernels] == ["compiled one", "compiled two"]

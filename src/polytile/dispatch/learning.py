@@ -24,7 +24,9 @@ import torch
 from polytile.candidates.candidate import Candidate
 from polytile.counters import counters
 from polytile.dispatch import agreement, leases, recorded, refiner, selector, unmeasured
+from polytile.dispatch.ahead import start_compiling
 from polytile.dispatch.leases import Lease
+from polytile.dispatch.links import measured
 from polytile.dispatch.live import LiveTrial
 from polytile.errors import DivisionByZero, HintError
 from polytile.runtime import background, openmp, programs
@@ -37,6 +39,10 @@ if TYPE_CHECKING:
 
 LOOK_AGAIN_SECONDS = 0.05
 """How long an idle background waits before it looks again at what another process measures."""
+
+AHEAD = 3
+"""Regimes whose candidates are compiled for a GPU while those of another are measured: the compilers of one regime end one by
+one, and then cores would be idle."""
 
 _all: weakref.WeakSet[Learning] = weakref.WeakSet()
 
@@ -73,6 +79,8 @@ class Learning:
         self._owner = weakref.ref(owner)
         self._asked: set[tuple[type[_Job], int]] = set()
         self.trials: dict[int, LiveTrial] = {}
+        self.compiled_ahead: set[int] = set()
+        """Regimes to measure whose candidates are being compiled."""
         _all.add(self)
 
     def wake(self) -> None:
@@ -209,6 +217,10 @@ class Measure(_Job):
     calls, with rests in between."""
 
     def work(self, owner: MultiKernel) -> None:
+        if _compiles_beside(owner.spec.target):
+            for job in (self, *background.background.next_jobs(Measure, AHEAD)):
+                job.compile_ahead()
+            self.learning.compiled_ahead.discard(self.key)
         if (args := _example_arguments(owner, self.ints, self.key)) is None:
             return
         if (lease := _take_lease(owner, args)) is None:
@@ -221,6 +233,17 @@ class Measure(_Job):
                 entry = owner.select(owner.planned_key(args), args)
                 owner.dispatcher.insert(owner.dispatcher.key_of(*args), entry)
             lease.give_back()
+
+    def compile_ahead(self) -> None:
+        """Starts compiling what it will try, once."""
+        owner, begun = self.owner(), self.learning.compiled_ahead
+        if owner is None or not _compiles_beside(owner.spec.target) or self.key in begun:
+            return
+        begun.add(self.key)
+        with contextlib.suppress(Exception), owner.in_background():  # its own turn meets the error again
+            request = owner.request(self.key, self.ints, None)
+            for candidate in sorted(measured.worth_measuring(request), key=lambda each: each.cost(request.sizes)):
+                start_compiling(candidate)
 
 
 class Await(_Job):
@@ -263,6 +286,11 @@ def _take_lease(owner: MultiKernel, args: tuple[Any, ...]) -> Lease | None:
     with owner.in_background():
         request = owner.request(owner.planned_key(args), owner.spec.ints_of(args), args)
         return None if agreement.waits(request) else leases.take(request)
+
+
+def _compiles_beside(target: torch.device) -> bool:
+    """Whether compilers take nothing from what is measured for this device, nor from calls."""
+    return target.type == "cuda"
 
 
 def _measures_as_calls_run(target: torch.device) -> bool:

@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from polytile import locks
 from polytile.runtime import openmp
@@ -79,6 +79,9 @@ class Job(Protocol):
     @property
     def disturbs(self) -> Disturbance:
         """How much it disturbs calls."""
+
+
+AnyJob = TypeVar("AnyJob", bound=Job)
 
 
 class Source(Protocol):
@@ -238,6 +241,12 @@ class Background:
         self.hear()
         with self._lock:
             return self._left()
+
+    def next_jobs(self, kind: type[AnyJob], count: int) -> list[AnyJob]:
+        """The queued jobs of a kind that are most urgent, at most so many, in this order."""
+        with self._change:
+            jobs = [job for job in self._jobs if isinstance(job, kind)]
+        return sorted(jobs, key=_urgency, reverse=True)[:count]
 
     def is_here(self) -> bool:
         return threading.current_thread() is self._thread

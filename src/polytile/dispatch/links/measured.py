@@ -53,9 +53,14 @@ def choose(request: Request) -> Answer | None:
         return _measured_now(request)
 
 
-def _measured_now(request: Request) -> Answer | None:
+def worth_measuring(request: Request) -> list[Candidate]:
+    """What `choose` compiles and times: the shortlist, and the winners at nearby sizes."""
     names = champions(request).union(candidate.name for candidate in shortlist(request))
-    worth_it = _not_on_record(request, [candidate for candidate in request.alive if candidate.name in names])
+    return [candidate for candidate in request.alive if candidate.name in names]
+
+
+def _measured_now(request: Request) -> Answer | None:
+    worth_it = _not_on_record(request, worth_measuring(request))
     try:
         return _with_overlooked(request, _first_that_runs(request, worth_it), worth_it)
     except (torch.OutOfMemoryError, NoHeadroom) as error:
