@@ -1,7 +1,7 @@
 """Kernels that are asked for ahead of the cells that measure them: the machine's cores compile what later cells will try
 while the GPU measures earlier ones.
 
-Every function is compiled once, at sizes that are told apart, and runs there as library calls, so that nothing is waited for.
+Every function is compiled once, at sizes that are told apart, and runs there as Dynamo traced it, so that nothing is waited for.
 Which of its arguments' sizes each size of its graph is, is seen from these.
 """
 
@@ -20,8 +20,6 @@ from polytile.dispatch.multikernel import MultiKernel
 from polytile.frontend import hints
 from polytile.ir import sizes
 
-ON_THE_LIBRARY: dict[str, Any] = {"force": "aten*,materialised operands", "stall": "never"}
-
 Sizes = tuple[int, ...]
 """A shape of a function: from it `make` makes the arguments."""
 _Graph = tuple[list[int], Mapping[sympy.Symbol, int], Any]
@@ -39,6 +37,7 @@ class Compiled:
         self.call = torch.compile(run, backend=self._backend, dynamic=True)
         self._sizes: Mapping[sympy.Symbol, int] = {}
         self._graphs: dict[Sizes, _Graph] = {}
+        self._tracing = False
 
     def ask(self, shapes: Sequence[Sizes]) -> None:
         """Asks for all that first calls at these shapes are going to try, where that depends on the arguments' sizes alone. Sizes
@@ -68,14 +67,16 @@ class Compiled:
     def _graph(self, traced: Sizes) -> _Graph:
         if traced not in self._graphs:
             args = self.make(*traced)
-            with polytile.options.override(**ON_THE_LIBRARY):
-                self.call(*args)
+            self._tracing = True
+            self.call(*args)
+            self._tracing = False
             self._graphs[traced] = _sizes(args), self._sizes, polytile.compiler.programs.compiled_programs()[-1]
         return self._graphs[traced]
 
     def _backend(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         self._sizes = hints.sizes_of(graph)
-        return backend.polytile(graph, inputs, options=self.options)
+        compiled = backend.polytile(graph, inputs, options=self.options)
+        return lambda *args: (graph if self._tracing else compiled)(*args)
 
     def _sizes_at(self, shape: Sizes) -> list[int]:
         with FakeTensorMode():
