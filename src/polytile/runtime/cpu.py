@@ -144,7 +144,8 @@ def waited() -> float:
 
 
 def thread_seconds(thread: int) -> float:
-    """Seconds that a thread of this process, by its native number, has run on a core; 0.0 if it has ended, or nothing is known."""
+    """Seconds that a thread of this process has run on a core, by its native number; 0.0 if it has ended, or the system keeps
+    no account."""
     try:
         return int((TASKS / str(thread) / "schedstat").read_text().split()[0]) * 1e-9
     except (OSError, ValueError, IndexError):
