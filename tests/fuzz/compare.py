@@ -6,7 +6,7 @@ import contextlib
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -348,6 +348,7 @@ def graphs() -> int:
 
 
 def _graphs_of_aot(program: Fuzzed) -> int:
+    torch._dynamo.reset()  # Dynamo has learned which sizes change
     call, before = compiled(program, "aot_eager"), graphs()
     for sizes in program.sizes:
         if not eagers(program, sizes).error:

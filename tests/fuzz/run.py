@@ -22,6 +22,7 @@ from dataclasses import replace
 import torch
 
 from tests import programs_in_c
+from tests.fuzz import doors
 from tests.fuzz.compare import eagers, wrong_with
 from tests.fuzz.programs import Fuzzed, make
 
@@ -117,6 +118,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0:100", help="FIRST:LAST")
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--in-c", action="store_true", help="every program in C from its first call on")
+    parser.add_argument("--doors", action="store_true", help="modules behind polytile.compile, changed between calls (doors.py)")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     first, last = map(int, given.seeds.split(":"))
@@ -128,12 +130,12 @@ def main() -> None:
         if given.in_c:
             programs_in_c.install()
         with torch._dynamo.config.patch(DYNAMO):
-            return _work(first, last, not given.no_shrink)
+            return doors.run(first, last) if given.doors else _work(first, last, not given.no_shrink)
     while first < last:
         end = min(first + AT_ONCE, last)
         command = [sys.executable, "-m", "tests.fuzz.run", "--worker", "--seeds", f"{first}:{end}"]
         print(f"# seeds {first}:{end}", file=sys.stderr, flush=True)
-        command += ["--no-shrink"] * given.no_shrink + ["--in-c"] * given.in_c
+        command += ["--no-shrink"] * given.no_shrink + ["--in-c"] * given.in_c + ["--doors"] * given.doors
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         for line in process.stdout:
@@ -142,7 +144,8 @@ def main() -> None:
             else:
                 print(line, end="", flush=True)
         if process.wait():
-            print(f"CRASH seed {first}: exit status {process.returncode}\n{make(first).text}", flush=True)
+            program = doors.make(first) if given.doors else make(first)
+            print(f"CRASH seed {first}: exit status {process.returncode}\n{program.text}", flush=True)
         first += 1
 
 

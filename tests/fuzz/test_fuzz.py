@@ -17,7 +17,7 @@ from tests.fuzz.compare import wrong_with
 from tests.fuzz.programs import Fuzzed, Input, make
 from tests.fuzz.run import DYNAMO, reduced, told
 
-SEEDS = 20
+SEEDS = 16
 """Programs of the usual tests."""
 
 
