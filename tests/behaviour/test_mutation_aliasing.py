@@ -521,6 +521,21 @@ def test_an_offset_into_the_memory_of_a_temporary_reaches_all_of_it() -> None:
         torch.testing.assert_close(run(x), function(x))
 
 
+def test_an_offset_into_the_memory_of_an_overwritten_part_reaches_what_is_before_it() -> None:
+    """ATen's new value of a part that is written to lies where the part did, behind a copy of what is before it."""
+
+    def function(x: Tensor) -> Tensor:
+        x[..., 0] *= -1
+        return x.as_strided((x.shape[0],), (x.shape[-1],), 1) * 2
+
+    run, (memory,) = compiled(function), sized((90,))
+    for start, n in ((3, 4), (16, 6), (0, 5)):
+        mine, theirs = memory.clone(), memory.clone()
+        result = run(mine[start:][: n * 12].view(n, 3, 4))
+        torch.testing.assert_close(result, function(theirs[start:][: n * 12].view(n, 3, 4)))
+        torch.testing.assert_close(mine, theirs)
+
+
 def test_arguments_that_share_memory_without_a_common_base() -> None:
     """torch traces the memory that they share with the size that it has at the first call."""
 

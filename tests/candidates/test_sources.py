@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -156,3 +158,16 @@ def test_what_is_no_source_or_has_a_taken_name_is_refused(fails: Fails) -> None:
         sources.unregister("mine")
     polytile.register_source(Fails())  # of the same class: it takes the place
     assert [source.name for source in sources.registered()].count("fails") == 1
+
+
+def test_origins_of_own_candidates_are_known_before_own_sources_are_imported() -> None:
+    """Commands that only read records do not import them."""
+    text = """
+import sys
+from polytile.candidates import sources
+
+print(*(sources.source_of(origin) for origin in ("split_k", "unfused", "cpp", "halves")))
+assert "polytile.candidates.own_sources" not in sys.modules
+"""
+    told = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["library", "library", "cpp", "halves"]

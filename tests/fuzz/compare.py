@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,8 @@ SLACK = 4.0
 """And so many times as far as eager is."""
 MOST_ELEMENTS = 300_000
 LOOSE = {2: 0.15, 4: 2e-3, 8: 1e-6}
-"""Share of the largest value by which rounded values may differ where no float64 result compares, by the dtype's bytes."""
+"""Share of the largest value by which rounded values may differ where no float64 result compares, as random numbers of another
+dtype do not, by the bytes of the shortest float in the program."""
 
 
 FORCED = (
@@ -104,38 +106,57 @@ def _gradients(seen: Seen, leaves: Sequence[Tensor]) -> list[Tensor | None]:
     return list(torch.autograd.grad(ends, wanted, given, allow_unused=True))
 
 
-def differences(program: Fuzzed, mine: Seen, eager: Seen, wide: Seen) -> str:
-    """The first thing in which a call differs from eager's; empty if there is none."""
-    inputs = [f"x{k}" for k in range(len(eager.inputs))]
-    exact = [name in program.exact for name in (*program.results, *inputs)]
+@dataclass(frozen=True)
+class Difference:
+    """Where a call differs from another one, and in what. Two of one place and another reference can be compared by it."""
+
+    place: tuple[str, ...]
+    said: str
+
+    def __str__(self) -> str:
+        return f"{self.place[0]}: {self.said}" if self.said else self.place[0]
+
+
+def differences(program: Fuzzed, mine: Seen, eager: Seen, wide: Seen) -> list[Difference]:
+    """All in which a call differs from eager's, but for what writes show. Tensors of another shape or dtype are not compared any
+    further."""
     if len(mine.results) != len(eager.results):
-        return f"{len(mine.results)} results and not {len(eager.results)}"
-    names = [f"result {k}" for k, r in enumerate(eager.results) if isinstance(r, Tensor)]
-    names += [f"input {k}" for k in range(len(eager.inputs))]
-    for name, m, e in zip(names, mine.visible, eager.visible, strict=True):
-        if wrong := _kind(m, e):
-            return f"{name}: {wrong}"
+        return [Difference((f"{len(mine.results)} results and not {len(eager.results)}",), "")]
+    inputs = [f"x{k}" for k in range(len(eager.inputs))]
+    tensors = [k for k, r in enumerate(eager.results) if isinstance(r, Tensor)]
+    exact = [name in program.exact for name in (*(program.results[k] for k in tensors), *inputs)]
+    names = [f"result {k}" for k in tensors] + [f"input {k}" for k in range(len(inputs))]
+    if len(mine.visible) != len(names):
+        return [Difference(("results that are tensors",), "")]
+    found = list(_kinds(names, mine.visible, eager.visible))
     if not torch.equal(mine.random, eager.random):
-        return "the state of the generator"
-    if wrong := _aliases(names, mine.visible, eager.visible):
-        return wrong
-    size = max([1.0, *(_largest(t) for t in eager.visible)])
+        found.append(Difference(("the state of the generator",), ""))
+    found += _aliases(names, mine.visible, eager.visible)
+    comparable = [(m.dtype, m.shape) == (e.dtype, e.shape) for m, e in zip(mine.visible, eager.visible, strict=True)]
+    size, least = max([1.0, *(_largest(t) for t in eager.visible)]), program.shortest
     rights: Sequence[Any] = wide.visible if not wide.error and len(wide.visible) == len(names) else [None] * len(names)
-    for name, m, e, w, equal in zip(names, mine.visible, eager.visible, rights, exact, strict=True):
-        if wrong := _values(m.detach(), e.detach(), w, size, equal):
-            return f"{name}: {wrong}"
-    none = [None] * len(eager.gradients)
-    slopes: Sequence[Any] = wide.gradients if len(wide.gradients) == len(none) else none
+    every = zip(names, mine.visible, eager.visible, rights, exact, comparable, strict=True)
+    for name, m, e, w, equal, alike in every:
+        if alike and (wrong := _values(m.detach(), e.detach(), w, size, equal, least)):
+            found.append(Difference((name, "values"), wrong))
+    return [*found, *_slopes(mine, eager, wide, size, least)]
+
+
+def _slopes(mine: Seen, eager: Seen, wide: Seen, size: float, least: int) -> Iterator[Difference]:
+    if len(mine.gradients) != len(eager.gradients):
+        yield Difference((f"{len(mine.gradients)} gradients and not {len(eager.gradients)}",), "")
+        return
+    rights: Sequence[Any] = wide.gradients if len(wide.gradients) == len(eager.gradients) else [None] * len(eager.gradients)
     size = max([size, *(_largest(g) for g in eager.gradients if g is not None)])
-    for k, (m_, e_, w) in enumerate(zip(mine.gradients, eager.gradients, slopes, strict=True)):
-        if (m_ is None) != (e_ is None):
-            return f"gradient {k}: {m_} and not {e_}"
-        if m_ is not None and e_ is not None:
-            if (m_.shape, m_.dtype) != (e_.shape, e_.dtype):
-                return f"gradient {k}: {m_.dtype} {tuple(m_.shape)} and not {e_.dtype} {tuple(e_.shape)}"
-            if wrong := _values(m_.detach(), e_.detach(), w, size, False):
-                return f"gradient {k}: {wrong}"
-    return _written(names, mine.visible, eager.visible)
+    for k, (m, e, w) in enumerate(zip(mine.gradients, eager.gradients, rights, strict=True)):
+        if m is None or e is None:
+            wrong = f"{m} and not {e}" if (m is None) != (e is None) else ""
+        elif (m.shape, m.dtype) != (e.shape, e.dtype):
+            wrong = f"{m.dtype} {tuple(m.shape)} and not {e.dtype} {tuple(e.shape)}"
+        else:
+            wrong = _values(m.detach(), e.detach(), w, size, False, least)
+        if wrong:
+            yield Difference((f"gradient {k}",), wrong)
 
 
 def _largest(tensor: Tensor) -> float:
@@ -146,33 +167,33 @@ def _largest(tensor: Tensor) -> float:
     return float(finite.max()) if finite.numel() else 1.0
 
 
-def _kind(mine: Any, eager: Tensor) -> str:
-    for what in ("dtype", "shape", "requires_grad"):
-        if getattr(mine, what) != getattr(eager, what):
-            return f"{what} {getattr(mine, what)} and not {getattr(eager, what)}"
-    if steps(mine) != steps(eager):
-        return f"strides {mine.stride()} and not {eager.stride()} for shape {tuple(eager.shape)}"
-    if mine.is_inference() != eager.is_inference():
-        return f"is_inference {mine.is_inference()}"
-    return ""
+def _kinds(names: Sequence[str], mine: Sequence[Tensor], eager: Sequence[Tensor]) -> Iterator[Difference]:
+    for name, m, e in zip(names, mine, eager, strict=True):
+        for what in ("dtype", "shape", "requires_grad"):
+            if getattr(m, what) != getattr(e, what):
+                yield Difference((name, what), f"{what} {getattr(m, what)} and not {getattr(e, what)}")
+        if m.shape == e.shape and steps(m) != steps(e):
+            yield Difference((name, "strides"), f"strides {m.stride()} and not {e.stride()} for shape {tuple(e.shape)}")
+        if m.is_inference() != e.is_inference():
+            yield Difference((name, "is_inference"), f"is_inference {m.is_inference()}")
 
 
-def _aliases(names: Sequence[str], mine: Sequence[Tensor], eager: Sequence[Tensor]) -> str:
+def _aliases(names: Sequence[str], mine: Sequence[Tensor], eager: Sequence[Tensor]) -> Iterator[Difference]:
     """Which tensors share memory, and how far apart in it they begin. Results without common elements may lie apart."""
     for k, name in enumerate(names):
         for j in range(k):
             if not eager[k].numel() or not eager[j].numel():
                 continue
+            pair = f"{names[j]} and {name}"
             shared = [t[k].untyped_storage().data_ptr() == t[j].untyped_storage().data_ptr() for t in (mine, eager)]
             if shared[0] != shared[1] and (shared[0] or name.startswith("input")):
-                return f"{names[j]} and {name} {'share' if shared[0] else 'do not share'} memory"
+                yield Difference((f"{pair} {'share' if shared[0] else 'do not share'} memory",), "")
             apart = [t[k].data_ptr() - t[j].data_ptr() for t in (mine, eager)]
             if all(shared) and apart[0] != apart[1]:
-                return f"{names[j]} and {name} begin {apart[0]} bytes apart and not {apart[1]}"
-    return ""
+                yield Difference((pair,), f"begin {apart[0]} bytes apart and not {apart[1]}")
 
 
-def _values(mine: Tensor, eager: Tensor, wide: Any, size: float, equal: bool) -> str:
+def _values(mine: Tensor, eager: Tensor, wide: Any, size: float, equal: bool, least: int) -> str:
     if torch.equal(mine, eager) or (torch.equal(mine.isnan(), eager.isnan()) and _zeroed(mine).equal(_zeroed(eager))):
         return ""
     said = f"{mine.flatten()[:8].tolist()}… and not {eager.flatten()[:8].tolist()}…"
@@ -182,15 +203,15 @@ def _values(mine: Tensor, eager: Tensor, wide: Any, size: float, equal: bool) ->
     m, e = mine.to(exact), eager.to(exact)
     comparable = wide is not None and wide.shape == e.shape and wide.dtype == exact
     unit = torch.finfo(eager.dtype).eps
-    bytes_ = torch.finfo(eager.dtype).bits // 8
+    loose = LOOSE[min(torch.finfo(eager.dtype).bits // 8, least)]
     if comparable:
         w = wide.detach()
         if equal and torch.equal(e.nan_to_num(7.5), w.nan_to_num(7.5)):
             return f"{said} (exact in eager)"
         off, theirs, allowed = _off(m, w), _off(e, w), ROUNDINGS * unit * size
-        if off <= allowed or (off <= allowed + SLACK * theirs and theirs <= LOOSE[bytes_] * size):
+        if off <= allowed or (off <= allowed + SLACK * theirs and theirs <= loose * size):
             return ""
-    if _off(m, e) <= LOOSE[bytes_] * size:
+    if _off(m, e) <= loose * size:
         return ""
     return f"{said}, {_off(m, e):.2g} apart" + (f", {off:.2g} from float64" if comparable else "")
 
@@ -208,16 +229,10 @@ def _off(a: Tensor, b: Tensor) -> float:
 
 
 @torch.no_grad()
-def _written(names: Sequence[str], mine: Sequence[Tensor], eager: Sequence[Tensor]) -> str:
-    """Writes to each tensor in turn, and looks which elements of all change."""
-    if any(not m.isnan().equal(e.isnan()) for m, e in zip(mine, eager, strict=True)):
-        return ""  # rounded values that are as right as eager's
-    for k, name in enumerate(names):
-        mine_changed, eager_changed = _changed(k, mine), _changed(k, eager)
-        for other, m, e in zip(names, mine_changed, eager_changed, strict=True):
-            if not m.equal(e):
-                return f"what a write to {name} changes of {other}"
-    return ""
+def changes(seen: Seen) -> dict[tuple[int, int], Tensor]:
+    """Writes to each visible tensor in turn: which elements of each change by it."""
+    every = range(len(seen.visible))
+    return {(k, other): changed for k in every for other, changed in enumerate(_changed(k, seen.visible))}
 
 
 def _changed(k: int, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -238,52 +253,93 @@ NEW: dict[torch.dtype, int] = dict.fromkeys(INTEGERS, 77) | {torch.bool: 1}
 
 
 def compiled(program: Fuzzed, backend: Any = "polytile", **options: Any) -> Callable[..., Any]:
-    torch._dynamo.reset()
     given = {"options": options} if options else {}
     made: Callable[..., Any] = torch.compile(program.function(), backend=backend, dynamic=True, fullgraph=True, **given)
     return made
 
 
 def wrong_with(program: Fuzzed, backend: Any = "polytile") -> str:
-    """The first difference between eager and the compiled program, at once and later; empty if there is none."""
+    """The first difference between eager and the compiled program, at once and later; empty if there is none. Where `aot_eager`
+    differs from eager, PyTorch is the cause, and its values are as right."""
     mine, waits = backend == "polytile", backend == "polytile" and program.seed % 2 == 0
     options: dict[str, Any] = {}
     if mine:
         force = FORCED[program.seed // 2 % len(FORCED)]
         options = {"stall": "never" if waits else "compile", "tune": "off", "isolation": "never", "force": force}
-    call, before = compiled(program, backend, **options), graphs()
-    for sizes in program.sizes:
-        if wrong := _wrong_at(program, call, sizes, waits):
-            return f"at (n, m) = {sizes}{wrong}"
+    torch._dynamo.reset()
+    made = compiled(program, backend, **options)
+    own = 0
+
+    def call(*given: Any) -> Any:
+        nonlocal own
+        before = graphs()
+        try:
+            return made(*given)
+        finally:
+            own += graphs() - before
+
+    for k in range(len(program.sizes)):
+        if wrong := _wrong_at(program, call, k, waits):
+            return f"at (n, m) = {program.sizes[k]}{wrong}"
     if mine:
         for kernel in alive():
             if kernel.faulty:
                 return f": a candidate is wrong or not compiled: {kernel.spec.name} {kernel.faulty}"
-        made = graphs() - before
-        if made > 1 and made > (theirs := _graphs_of_aot(program)):
-            return f": {made} graphs and not {theirs}"
+        if own > 1 and own > (theirs := _graphs_of_aot(program)):
+            return f": {own} graphs and not {theirs}"
     return ""
 
 
-def _wrong_at(program: Fuzzed, call: Callable[..., Any], sizes: tuple[int, int], waits: bool) -> str:
+def _wrong_at(program: Fuzzed, call: Callable[..., Any], k: int, waits: bool) -> str:
+    """What is wrong with call number `k`."""
+    sizes = program.sizes[k]
     eager, wide = eagers(program, sizes), eagers(program, sizes, wide=True)
     if eager.error:
         return ""  # what raises in eager may or may not raise when compiled
     for tier in (", at once", ", when compiled") if waits else ("",):
         if tier == ", when compiled":
             polytile.wait(timeout=120)
-        mine = observe(program, call, sizes)
-        if any(limit in mine.error for limit in LIMITS):
-            return ""
-        if mine.error:
-            return f"{tier}: {mine.error}"
-        wrong = differences(program, mine, eager, wide)
-        if wrong:  # some of eager's kernels read memory that nobody wrote
-            first, second = (eagers(program, sizes) for _ in range(2))
-            if not differences(program, second, first, wide):
-                return f"{tier}: {wrong}"
+        if wrong := _wrong_now(program, observe(program, call, sizes), k, eager, wide):
+            return f"{tier}: {wrong}"
         eager = eagers(program, sizes)  # comparing has written into its results
     return ""
+
+
+def _wrong_now(program: Fuzzed, mine: Seen, k: int, eager: Seen, wide: Seen) -> str:
+    if any(limit in mine.error for limit in LIMITS):
+        return ""
+    if mine.error or (wrong := differences(program, mine, eager, wide)):
+        first, second = (eagers(program, program.sizes[k]) for _ in range(2))
+        if differences(program, second, first, wide):
+            return ""  # some of eager's kernels read memory that nobody wrote
+        theirs = _of_aot(program, k)
+        if mine.error or theirs.error:
+            return "" if is_same_error(theirs.error, mine.error) else mine.error or str(wrong[0])
+        left = {one.place for one in differences(program, mine, theirs, wide)}
+        if wrong := [one for one in wrong if one.place in left]:
+            return str(wrong[0])
+    if any(not m.isnan().equal(e.isnan()) for m, e in zip(mine.visible, eager.visible, strict=True)):
+        return ""  # rounded values that are as right as eager's
+    own, right = changes(mine), changes(eager)
+    if places := [place for place in own if not own[place].equal(right[place])]:
+        right = changes(_of_aot(program, k))
+        places = [place for place in places if not own[place].equal(right[place])]
+    return next((f"what a write to tensor {k} changes of tensor {other}" for k, other in places), "")
+
+
+def is_same_error(peer: str, mine: str) -> bool:
+    """Whether two backends raise errors that begin alike."""
+    raised = r"BackendCompilerFailed: backend='\w+' raised:\s*"
+    texts = [re.match(r"\w+(Error|Unsupported)\b:.{,20}|Unsupported", re.sub(raised, "", text)) for text in (peer, mine)]
+    return None not in texts and texts[0][0] == texts[1][0]  # type: ignore[index]
+
+
+def _of_aot(program: Fuzzed, last: int) -> Seen:
+    """What `aot_eager` does in call number `last`, after the calls before it."""
+    call = compiled(program, "aot_eager")
+    for sizes in program.sizes[: last + 1]:
+        seen = observe(program, call, sizes)
+    return seen
 
 
 def graphs() -> int:
@@ -292,6 +348,7 @@ def graphs() -> int:
 
 
 def _graphs_of_aot(program: Fuzzed) -> int:
+    torch._dynamo.reset()  # Dynamo has learned which sizes change
     call, before = compiled(program, "aot_eager"), graphs()
     for sizes in program.sizes:
         if not eagers(program, sizes).error:

@@ -24,8 +24,9 @@ DTYPES = (
     *4 * [torch.float32], torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int64, torch.int32,
     torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64,
 )  # fmt: skip
-SHAPES = (*3 * [("n", "m")], ("m", "n"), ("n", 4, "m"), (2, "n", "m"), ("n",), ("n", "n"), ("n", 3), ())
-LAYOUTS = ("contiguous", "contiguous", "transposed", "sliced", "expanded", "offset", "view")
+SHAPES = (*3 * [("n", "m")], ("m", "n"), ("n", 4, "m"), (2, "n", "m"), ("n",), ("n", "n"), ("n", 3), (),
+          (2, "n", 3, "m"))
+LAYOUTS = ("contiguous", "contiguous", "transposed", "sliced", "expanded", "offset", "view", "repeated", "channels last")
 SIZES = ((1, 6), (0, 5), (6, 1), (2, 3), (2, 2), (3, 0), (17, 8), (13, 37), (40, 33), (7, 7), (64, 3), (130, 5))
 MODES = ("torch.enable_grad()", "torch.enable_grad()", "torch.no_grad()", "torch.no_grad()", "torch.inference_mode()")
 NUMBERS = ("2", "-1", "0.5", "3", "True", "0", "-2.0")
@@ -65,6 +66,12 @@ class Fuzzed:
     def text(self) -> str:
         arguments = ", ".join(f"x{k}" for k in range(len(self.inputs)))
         return "\n    ".join([f"def program({arguments}):", *self.lines, f"return ({', '.join(self.results)},)"])
+
+    @property
+    def shortest(self) -> int:
+        """Bytes of the shortest floats that it computes in."""
+        floats = [given.dtype.itemsize for given in self.inputs if given.dtype.is_floating_point]
+        return 2 if re.search(r"float16|\.half\(", self.text) else min(floats, default=4)
 
     def function(self, wide: bool = False) -> Any:
         names = namespace()
@@ -123,6 +130,10 @@ def _laid_out(
             return filled(*(2 * n for n in shape))[tuple(slice(None, None, 2) for _ in shape)]
         case "expanded" if shape:
             return filled(1, *shape[1:]).expand(tuple(shape))
+        case "repeated" if shape:
+            return filled(*shape[:-1], 1).expand(tuple(shape))
+        case "channels last" if len(shape) > 2:
+            return filled(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
         case "offset":
             return filled(torch.Size(shape).numel() + 3)[3:].view(tuple(shape))
     return filled(*shape)
@@ -149,7 +160,7 @@ class _Maker:
             layout = draw.choice(LAYOUTS)
             inputs.append(Input(
                 shape, dtype, layout, not floats or draw.random() < 0.5,
-                floats and layout != "expanded" and draw.random() < 0.5 and "enable" in self.mode,
+                floats and layout not in ("expanded", "repeated") and draw.random() < 0.5 and "enable" in self.mode,
                 dtype.is_floating_point and draw.random() < 0.08,
             ))  # fmt: skip
         self.inputs = tuple(inputs)

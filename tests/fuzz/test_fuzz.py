@@ -15,9 +15,9 @@ from torch import Tensor
 
 from tests.fuzz.compare import wrong_with
 from tests.fuzz.programs import Fuzzed, Input, make
-from tests.fuzz.run import AOT, DYNAMO, reduced, same, told
+from tests.fuzz.run import DYNAMO, reduced, told
 
-SEEDS = 20
+SEEDS = 16
 """Programs of the usual tests."""
 
 
@@ -33,7 +33,7 @@ def test_random_programs_are_eagers(part: int) -> None:
     for seed in range(part, SEEDS, 4):
         program = make(seed)
         wrong = wrong_with(program)
-        assert not wrong or same(wrong_with(program, AOT), wrong), told(program, wrong)
+        assert not wrong, told(program, wrong)
 
 
 def clones(results: Sequence[Any], given: Sequence[Any]) -> list[Any]:

@@ -91,6 +91,34 @@ def test_a_process_that_ends_takes_its_compilers_along(home: Path, tmp_path: Pat
     assert not done.exists() and not list(home.rglob("*.so"))
 
 
+COMPUTING = """
+import threading, torch
+from polytile.runtime import background
+
+begun = threading.Event()
+
+class Product:
+    disturbs = background.Disturbance.NONE
+
+    def urgency(self):
+        return ()
+
+    def run(self):
+        torch.set_num_threads(1)
+        a = torch.zeros(2048, 2048, dtype=torch.float64)
+        begun.set()
+        a @ a @ a @ a  # each takes longer than the process waits for a job that rests
+
+background.submit(Product())
+begun.wait()
+"""
+
+
+def test_a_process_that_ends_waits_for_an_operator_in_the_background(home: Path) -> None:
+    process = start(home, COMPUTING)
+    assert process.communicate(timeout=PATIENCE) == ("", "") and process.returncode == 0
+
+
 def test_a_process_with_an_unusable_cache_works_and_cleans_up(home: Path, tmp_path: Path) -> None:
     home.write_text("not a directory")
     temporary = tmp_path / "temporary"

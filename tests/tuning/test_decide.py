@@ -120,7 +120,6 @@ def test_of_equals_the_best_predicted_is_chosen_whatever_the_order() -> None:
 
 def test_the_order_of_sources_decides_between_candidates_of_products_that_are_as_fast() -> None:
     from polytile import options
-    from polytile.candidates import own_sources  # noqa: F401 (which registers them)
 
     def winner(sources: str, family: str = "mm", origins: tuple[str, ...] = ("cpp", "split_k", "triton")) -> str:
         with options.override(sources=sources):

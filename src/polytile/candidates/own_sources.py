@@ -73,7 +73,6 @@ class _Library(Source):
     split along K."""
 
     name = "library"
-    origins = ("sdpa", "unfused", "padding", "split_k")
     everywhere = True
 
     def products(self, asked: ProductRequest) -> Sequence[Candidate]:

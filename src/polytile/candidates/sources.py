@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("polytile.candidates")
 
+OWN_ORIGINS = dict.fromkeys(("sdpa", "unfused", "padding", "split_k"), "library")
+"""The source of each origin that polytile's own candidates have, where it is not the source's name. They are known before
+own_sources.py is imported: records are read without it."""
+
 GROUP = "polytile.sources"
 """The entry-point group of packages with sources."""
 
@@ -183,6 +187,8 @@ def brought() -> tuple[str, ...]:
 
 def source_of(origin: str) -> str:
     """The name of the source whose candidates have this origin; the origin itself if no source declares it."""
+    if (own := OWN_ORIGINS.get(origin)) is not None:
+        return own
     with _lock:
         return next((source.name for source in _sources.values() if origin in source.origins), origin)
 

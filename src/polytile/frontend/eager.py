@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.utils._pytree import tree_map_only
 
 from polytile.counters import counters
 from polytile.frontend.channels_last import TRACED
 from polytile.frontend.graph import OperatorReport
+from polytile.ir.complex_number import ComplexNumber
 
 log = logging.getLogger("polytile")
 
@@ -38,9 +40,16 @@ def library_calls(graph: torch.fx.GraphModule, why: str) -> tuple[tuple[Operator
     return tuple(OperatorReport(operator, "library", why) for operator in operators), as_traced(graph)
 
 
+def _with_readable_numbers(graph: torch.fx.Graph) -> None:
+    """Has the code of a graph name its complex constants exactly."""
+    for node in graph.nodes:
+        node.args, node.kwargs = tree_map_only(complex, ComplexNumber, (node.args, node.kwargs))
+
+
 def as_traced(graph: torch.fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
     """The graph run operator by operator: a callable that takes a list of arguments, and empties it."""
     orders = [_eager_order(node) for node in graph.graph.nodes if node.op == "placeholder"]
+    _with_readable_numbers(graph.graph)
     graph.recompile()
 
     def call(args: list[Any]) -> list[Any]:

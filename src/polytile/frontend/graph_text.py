@@ -131,7 +131,7 @@ class _Text:
         if isinstance(value, sympy.Basic):
             return _number(value)
         if isinstance(value, NUMBERS) and not isinstance(value, SYMBOLIC):
-            return repr(value)
+            return repr(complex(value) if isinstance(value, complex) else value)
         if isinstance(value, SETTINGS | OpOverload):
             return str(value)
         if isinstance(value, torch.Tensor):

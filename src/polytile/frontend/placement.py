@@ -119,7 +119,7 @@ def _library_bases(graph: torch.fx.Graph, generated: Container[object]) -> set[t
     return wanted.covered()
 
 
-_SCATTERS = {
+SCATTERS = {
     torch.ops.aten.slice_scatter.default, torch.ops.aten.select_scatter.default, torch.ops.aten.diagonal_scatter.default,
 }  # fmt: skip
 
@@ -133,9 +133,9 @@ def partly_written(graph: torch.fx.Graph, changed: Container[str]) -> set[torch.
     parts: set[torch.fx.Node] = {n for n in graph.nodes if n.op == "placeholder" and n.name in changed}
     for node in graph.nodes:
         whole = node.args[0] if node.args else None
-        if whole in parts and (node.target in _SCATTERS or (is_view(node.target) and node.target not in _ANYWHERE)):
+        if whole in parts and (node.target in SCATTERS or (is_view(node.target) and node.target not in _ANYWHERE)):
             parts.add(node)
-    return {node for node in parts if node.target in _SCATTERS}
+    return {node for node in parts if node.target in SCATTERS}
 
 
 _ANYWHERE = {torch.ops.aten.as_strided.default, torch.ops.aten.expand.default}

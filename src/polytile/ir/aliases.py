@@ -18,6 +18,15 @@ def maybe_aliased(program: Program) -> set[str]:
     return aliased
 
 
+def maybe_returned(program: Program) -> set[str]:
+    """The buffers that the caller may get: outputs, and what library calls may have returned an output as a view of."""
+    found = program.output_buffers()
+    for operation in reversed(program.operations):
+        if isinstance(operation, Extern) and operation.writes() & found and returns_alias(operation.target):
+            found |= operation.reads()
+    return found
+
+
 def returns_alias(target: object) -> bool:
     """Whether a result may share memory with an argument: the schema says so, there is no schema, or the operator is a
     collective."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from polytile.ir import expr, sizes
-from polytile.ir.aliases import maybe_aliased
+from polytile.ir.aliases import maybe_aliased, maybe_returned
 from polytile.ir.buffer import Buffer, View
 from polytile.ir.expr import Load, Node
 from polytile.ir.library_call import Ref, map_refs
@@ -66,7 +66,7 @@ def _alike(a: Buffer, b: Buffer) -> bool:
 def merge_calls(program: Program) -> Program:
     """`program` with equal calls of ATen made one. Apart stay results that the caller gets, or of which either may be written
     again; calls before and after a write to memory that was there before; and a call that defines a size."""
-    again, outputs = _written_again(program), program.output_buffers()
+    again, outputs = _written_again(program), maybe_returned(program)
     there = {name for name, buffer in program.buffers.items() if buffer.role != "temp"}
     firsts: dict[Hashable, Extern] = {}
     mapping: dict[str, str] = {}

@@ -31,11 +31,12 @@ from typing import Protocol, TypeVar
 
 from polytile import locks
 from polytile.runtime import openmp
+from polytile.runtime.cpu import thread_seconds
 
 log = logging.getLogger("polytile")
 
-EXIT_SECONDS = 0.15
-"""How long process exit waits for the running job to stop."""
+EXIT_SECONDS, LONGEST_EXIT_SECONDS = 0.15, 20.0
+"""How long process exit waits for the running job to stop; and at most, while an operator of it keeps a core busy."""
 
 REST = 24.0
 """Work that takes time from calls is followed by a pause of this many times the time that it takes, as long as the program
@@ -259,8 +260,11 @@ class Background:
             self._change.notify_all()
 
     def close(self) -> None:
-        """Drops all jobs for good and interrupts the running one. A thread that returned from torch's code into a
-        finalised interpreter would crash the process."""
+        """Drops all jobs for good and interrupts the running one, which it notices at its next step in Python.
+
+        Up to 3.13, Python ends a thread that returns from C into a finalised interpreter by unwinding its stack. In torch's
+        operators that ends the process: "terminate called without an active exception". So a thread that computes is waited for.
+        One that waits itself, as for a compiler, has only C of Python's on its stack and may be left behind."""
         with self._change:
             self._closed = True
             self._jobs.clear()
@@ -270,7 +274,9 @@ class Background:
             return
         self._ring()
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
-        thread.join(EXIT_SECONDS)
+        end, before = time.monotonic() + LONGEST_EXIT_SECONDS, -1.0
+        while thread.is_alive() and time.monotonic() < end and before < (before := thread_seconds(thread.native_id or 0)):
+            thread.join(EXIT_SECONDS)
 
     def _serve(self) -> None:
         """Does one job after another."""

@@ -143,6 +143,15 @@ def waited() -> float:
     return total * 1e-9
 
 
+def thread_seconds(thread: int) -> float:
+    """Seconds that a thread of this process has run on a core, by its native number; 0.0 if it has ended, or the system keeps
+    no account."""
+    try:
+        return int((TASKS / str(thread) / "schedstat").read_text().split()[0]) * 1e-9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
 def usable_cores() -> int:
     """Number of cores in this process's affinity mask, at least 1."""
     return len(os.sched_getaffinity(0))

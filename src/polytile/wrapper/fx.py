@@ -19,6 +19,7 @@ import torch
 import torch.fx
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, PowByNatural, PythonMod
 
+from polytile.ir.complex_number import ComplexNumber
 from polytile.wrapper import lines, python, tensors
 from polytile.wrapper.backends import Wrapped
 from polytile.wrapper.lines import Argument, Line
@@ -161,6 +162,8 @@ class _Writer(lines.LineWriter):
             return type(value)(self.argument(v) for v in value)
         if isinstance(value, dict):
             return {key: self.argument(v) for key, v in value.items()}
+        if isinstance(value, complex):
+            return ComplexNumber(value)
         return self.submodule(value) if callable(value) and not isinstance(value, torch._ops.OpOverload | type) else value
 
     def submodule(self, function: Callable[..., Any]) -> torch.fx.Node:

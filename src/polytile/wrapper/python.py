@@ -15,6 +15,7 @@ import sympy
 import torch
 from torch.utils._sympy.printers import PythonPrinter
 
+from polytile.ir.complex_number import ComplexNumber
 from polytile.runtime import launcher, programs
 from polytile.wrapper import lines, tensors
 from polytile.wrapper.backends import Wrapped
@@ -91,7 +92,9 @@ class Text:
             return "{" + ", ".join(f"{self.value(k)}: {self.value(v)}" for k, v in value.items()) + "}"
         if isinstance(value, float) and not math.isfinite(value):
             return f"float('{value}')"
-        if value is None or isinstance(value, bool | int | float | complex | str):
+        if isinstance(value, complex):
+            return repr(ComplexNumber(value))
+        if value is None or isinstance(value, bool | int | float | str):
             return repr(value)
         if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
             return str(value)

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 import sympy
 import torch
+import torch.fx
 
 from polytile.errors import LoweringError, PolytileError
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Tensor, stored
 from polytile.frontend.lower.views import has_static_zero, require_loop_dtype
+from polytile.frontend.placement import SCATTERS, is_view
 from polytile.ir import sizes
 from polytile.ir.buffer import View
 from polytile.ir.sizes import ONE, ZERO, Size, as_size, as_stride
@@ -37,6 +39,23 @@ def traced_argument(builder: Builder, k: int = 0) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
+BEYOND = (
+    "as_strided of a temporary that is a part of a larger one, which is not stored: "
+    "call clone() on the part, or as_strided on the whole."
+)
+
+
+def _keeps_offsets(node: torch.fx.Node | None) -> bool:
+    """Whether `node` looks at the memory of an input that is partly overwritten. ATen's new value of it lies as far behind the
+    beginning of its memory as the input does, with what is before it."""
+    value = node.args[0] if node is not None else None
+    scattered = False
+    while isinstance(value, torch.fx.Node) and (value.target in SCATTERS or is_view(value.target)):
+        scattered |= value.target in SCATTERS
+        value = value.args[0]
+    return scattered and isinstance(value, torch.fx.Node) and value.op == "placeholder"
+
+
 @lowers(aten.as_strided.default)
 def as_strided(
     builder: Builder, source: Tensor, size: Sequence[Size | int], stride: Sequence[Size | int],
@@ -45,6 +64,8 @@ def as_strided(
     traced = traced_argument(builder)
     if traced is None:
         raise LoweringError("as_strided needs to know how its argument was laid out in tracing.")
+    if storage_offset is not None and _keeps_offsets(builder.node):
+        raise PolytileError(BEYOND)
     base = _laid_out_as_traced(builder, source, traced).view
     assert base is not None
     if storage_offset is not None and builder.buffers[base.buffer].role == "input":
@@ -62,10 +83,7 @@ def _laid_out_as_traced(builder: Builder, source: Tensor, traced: torch.Tensor) 
     if source.view is not None and source.view.strides == strides:
         return source
     if not is_dense(source.sizes, strides) or not _fills_its_memory(traced):
-        raise PolytileError(
-            "as_strided of a temporary that is a part of a larger one, which is not stored: "
-            "call clone() on the part, or as_strided on the whole."
-        )
+        raise PolytileError(BEYOND)
     require_loop_dtype(source.dtype)
     return builder.realize(source, strides)
 

@@ -22,7 +22,16 @@ from polytile.errors import LoweringError
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.layouts import is_dense, traced_argument, traced_strides
 from polytile.frontend.lower.registry import lowers
-from polytile.frontend.lower.value import Point, Tensor, broadcast_point, computed, convert, stored, widen
+from polytile.frontend.lower.value import (
+    Point,
+    Tensor,
+    broadcast_point,
+    check_broadcast,
+    computed,
+    convert,
+    stored,
+    widen,
+)
 from polytile.frontend.lower.views import has_static_zero
 from polytile.ir import expr, sizes
 from polytile.ir.buffer import View, whole
@@ -298,9 +307,7 @@ def mm(builder: Builder, a: Tensor, b: Tensor) -> Tensor:
 
 @lowers(aten.addmm.default, aten.baddbmm.default)
 def addmm(builder: Builder, bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-    wide = builder.result_sizes()
-    if not all(n == 1 or sizes.equal(n, w) for n, w in zip(reversed(bias.sizes), reversed(wide), strict=False)):
-        raise LoweringError("tracing left open whether the bias is broadcast, which only a call knows")
+    check_broadcast(bias.sizes, builder.result_sizes())
     return plus(builder, bias, product(builder, a, b, first=1), beta, alpha)
 
 

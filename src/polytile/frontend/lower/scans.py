@@ -49,6 +49,7 @@ def _lower_total(kind: str) -> Callable[..., Tensor]:
     def lowering(builder: Builder, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
         out = builder.result().dtype
         x = converted_first(x, dtype)
+        check_dtypes(x.dtype, out)
         if x.rank == 0:
             return computed((), out, x.device, lambda _: widen(x.at(()), out))
         wide = accumulation_dtype(out, x.device)

@@ -9,6 +9,7 @@ from typing import Any
 import sympy
 import torch
 
+from polytile.errors import LoweringError
 from polytile.ir import expr, sizes
 from polytile.ir.buffer import View
 from polytile.ir.dtypes import ROUNDING, compute_dtype
@@ -126,7 +127,21 @@ def widen(node: Node, dtype: torch.dtype) -> Node:
     return expr.op("cast", target, node)
 
 
+def check_broadcast(source: Sequence[sympy.Expr], target: Sequence[sympy.Expr]) -> None:
+    """Raise LoweringError unless each of the sizes `source` is a number or known to be that of `target`.
+
+    Most operators guard on it while they are traced. Those that do not, as `addmm` and `index_put`, may be called with a
+    size that is 1 in one call and the target's in another.
+    """
+    for size, wide in zip(reversed(source), reversed(target), strict=False):
+        if size.is_Integer or sizes.equal(size, wide):
+            continue
+        raise LoweringError(f"tracing left open whether an operand of size {size} is broadcast, which only a call knows")
+
+
 def broadcast_point(source: Sequence[sympy.Expr], target: Sequence[sympy.Expr], point: Point) -> Point:
-    """The index into a tensor of sizes `source` that is read at `point` when it is broadcast to sizes `target`."""
+    """The index into a tensor of sizes `source` that is read at `point` when it is broadcast to sizes `target`. Raises
+    LoweringError as check_broadcast does."""
+    check_broadcast(source, target)
     lead = len(target) - len(source)
     return tuple(sizes.ZERO if n == 1 and target[lead + i] != 1 else point[lead + i] for i, n in enumerate(source))
