@@ -91,10 +91,9 @@ def _fresh(
     """Memory of a call's own, uninitialised, for a library call to fill."""
     buffer = builder.new_buffer(shape, dtype, device, strides)
     size, stride = ([builder.argument(n) for n in extents] for extents in (shape, strides))
-    settings = (("dtype", dtype), ("device", device))
-    builder.emit(
-        Extern(builder.name("lib"), aten.empty_strided.default, (size, stride), settings, (buffer.name,), (builder.origin,), reason)
-    )
+    settings, origins = (("dtype", dtype), ("device", device)), (builder.origin,)
+    target = aten.empty_strided.default
+    builder.emit(Extern(builder.name("lib"), target, (size, stride), settings, (buffer.name,), origins, reason))
     return whole(buffer)
 
 
