@@ -71,3 +71,20 @@ def test_amounts_of_a_closure_are_symbols_and_the_pad_is_one_loop(mode: str) -> 
         explained = polytile.explain(call, x)
     assert {row.how for row in explained.operators} <= {"generated", "view"}
     assert len({decision.kernel for decision in explained.decisions}) == 1
+
+
+@pytest.mark.parametrize("mode", ["circular", "reflect", "replicate"])
+@pytest.mark.parametrize("amounts", [(3, 2), (0, 4), (-1, 2), (2, -3), (-2, -1), (1, 2, 3, 0)], ids=str)
+def test_amounts_of_a_closure_may_crop(mode: str, amounts: tuple[int, ...]) -> None:
+    if mode == "circular" and min(amounts) < 0:
+        pytest.skip("these are left to torch")
+    torch._dynamo.reset()
+
+    def pad(x: torch.Tensor) -> torch.Tensor:
+        return F.pad(x, amounts, mode=mode)
+
+    call = compiled(pad, force="plain t1")
+    with torch.no_grad():
+        for shape in ((2, 3, 5, 6), (1, 2, 8, 33), (3, 1, 4, 40)):
+            x = torch.randn(shape)
+            torch.testing.assert_close(call(x), pad(x), rtol=0, atol=0)

@@ -16,6 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from lowering import check, check_each, library_calls, lower
 from values import ALL, FLOATS, INTEGERS, numbers
 
+import polytile
+
 OF_ANYTHING = """abs neg sign sgn ceil floor trunc round frac relu positive isnan isinf isposinf isneginf isfinite
     signbit logical_not square sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh exp exp2 expm1 log log2 log10
     log1p sqrt rsqrt reciprocal erf erfc erfinv sigmoid lgamma digamma sinc deg2rad angle nan_to_num""".split()
@@ -255,3 +257,34 @@ def test_rare_functions_are_library_calls_with_eagers_results() -> None:
         assert library_calls(lower(fn, x, n)), name
         check(fn, x, n, library=True)
     check(lambda x: torch.func.grad(lambda y: torch.digamma(y).sum())(x), x + 0.5, library=True)
+
+
+UPDATES: dict[str, Callable[..., torch.Tensor]] = {
+    "addcmul": lambda x, y, z: x.clone().addcmul_(y, z, value=0.3),
+    "addcdiv": lambda x, y, z: x.clone().addcdiv_(y, z, value=-0.3),
+    "add of a factor in memory": lambda x, y, z: x.clone().add_(y, alpha=z.sum()),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", UPDATES)
+def test_updates_in_place_with_a_factor_are_one_loop(name: str, dtype: torch.dtype) -> None:
+    """Dynamo of torch 2.13 makes a fused multiply and add of them."""
+    torch._dynamo.reset()
+    call = torch.compile(UPDATES[name], backend="polytile", dynamic=True)
+    with torch.no_grad():
+        for shape in ((33, 65), (0, 5), (1, 1), (8, 16)):
+            x, y, z = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype), torch.rand(shape).to(dtype) + 0.5
+            got, exact = call(x, y, z), UPDATES[name](x.double(), y.double(), z.double())
+            off, eager = ((r.double() - exact).abs() for r in (got, UPDATES[name](x, y, z)))
+            assert got.dtype == dtype
+            assert (off <= 4 * eager.amax() + 1e-6 * exact.abs().amax() if off.numel() else off == 0).all()
+        if "memory" not in name:
+            assert {row.how for row in polytile.explain(call, x, y, z).operators} <= {"generated", "view"}
+
+
+def test_an_update_of_integers_is_eagers() -> None:
+    torch._dynamo.reset()
+    i, j, k = (torch.randint(-9, 9, (5, 7)) for _ in range(3))
+    call = torch.compile(lambda i, j, k: i.clone().addcmul_(j, k, value=2), backend="polytile", dynamic=True)
+    assert torch.equal(call(i, j, k), torch.addcmul(i, j, k, value=2))

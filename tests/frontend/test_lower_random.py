@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from lowering import check, library_calls, lower, run
 
 from polytile import options
+from tests.behaviour.helpers import compiled
 
 aten = torch.ops.aten
 
@@ -112,3 +114,34 @@ def test_a_dropout_mask_that_is_kept_is_the_one_applied() -> None:
     out, mask = run(program, [x])
     assert torch.equal(out != 0, mask)
     assert torch.allclose(out[mask], torch.tensor(1 / 0.6))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(33, 65), (0, 5), (1, 1), (7,)], ids=str)
+def test_a_randomised_leaky_relu_is_eagers_bit_for_bit(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = torch.randn(shape).to(dtype)
+    program = lower(lambda x: F.rrelu(x, 0.1, 0.4, training=True), x)
+    assert torch.equal(seeded(lambda: run(program, [x])[0]), seeded(lambda: F.rrelu(x, 0.1, 0.4, training=True)))
+    after = seeded(lambda: (run(program, [x]), torch.rand(1))[1])
+    assert after == seeded(lambda: (F.rrelu(x, 0.1, 0.4, training=True), torch.rand(1))[1])
+
+
+def test_the_noise_of_a_randomised_leaky_relu_is_neither_set_nor_copied_before_it_is_drawn() -> None:
+    program = lower(lambda x: F.rrelu(x, training=True), torch.randn(4, 5))
+    assert library_calls(program) == ["aten.empty_strided.default", "aten.rrelu_with_noise.default"]
+    assert not library_calls(lower(lambda x: F.rrelu(x, training=False), torch.randn(4, 5)))
+
+
+def test_a_randomised_leaky_relu_outside_training_has_the_middle_slope() -> None:
+    check(lambda x: F.rrelu(x, 0.1, 0.4, training=False), torch.randn(4, 5))
+
+
+def test_gradients_of_a_randomised_leaky_relu_use_the_factors_that_were_drawn() -> None:
+    torch._dynamo.reset()
+    call = compiled(lambda x: F.rrelu(x, training=True))
+    for rows in (5, 9):
+        x = torch.randn(rows, 7, requires_grad=True)
+        got, want = seeded(functools.partial(call, x)), seeded(functools.partial(F.rrelu, x, training=True))
+        assert torch.equal(got, want)
+        given = torch.randn_like(want)
+        torch.testing.assert_close(torch.autograd.grad(got, x, given), torch.autograd.grad(want, x, given))

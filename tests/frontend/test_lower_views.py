@@ -350,14 +350,29 @@ def test_joins(name: str) -> None:
         same(run(program, [x, y]), JOINS[name](x, y))
 
 
+PADDED_ROWS: dict[str, Function] = {
+    "numbers": lambda x, y, mode: F.pad(x, (2, 1), mode=mode),
+    "rows too": lambda x, y, mode: F.pad(x, (2, 1, 1, 1), mode=mode),
+    "sizes": lambda x, y, mode: F.pad(x, (y.shape[0], y.shape[1], 1, y.shape[1]), mode=mode),
+    "a size that crops": lambda x, y, mode: F.pad(x, (-y.shape[0], y.shape[1]), mode=mode),
+}
+
+
 @pytest.mark.parametrize("mode", ["reflect", "replicate"])
-@pytest.mark.parametrize("padding", [(2, 1), (2, 1, 1, 1)], ids=str)
-def test_pads_that_repeat_look_no_place_up_along_the_last_dimension(mode: str, padding: tuple[int, ...]) -> None:
-    program = lower(lambda x: F.pad(x, padding, mode=mode), torch.randn(3, 5, 6))
+@pytest.mark.parametrize("padding", PADDED_ROWS)
+def test_pads_that_repeat_look_no_place_up_along_the_last_dimension(mode: str, padding: str) -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return PADDED_ROWS[padding](x, y, mode)
+
+    x, y = torch.randn(4, 5, 6), torch.randn(2, 3)
+    program = lower(fn, x, y)
     (loop,) = program.operations
     assert isinstance(loop, Loop)
     places = [place for store in loop.stores for load in expr.loads(store.value) for place in load.indirect]
     assert loop.axes[-1].symbol not in expr.free_symbols(*places)
+    for shape, amounts in (((3, 5, 6), (2, 3)), ((2, 7, 9), (5, 4)), ((4, 5, 33), (3, 2))):
+        x, y = torch.randn(shape), torch.randn(amounts)
+        same(run(program, [x, y]), fn(x, y))
 
 
 def test_writing_into_slices_of_a_copy() -> None:

@@ -38,6 +38,7 @@ from polytile import options
 from polytile.frontend.hints import traced_size
 from polytile.frontend.layout_cost import NEVER, Cost, Layouts, bytes_of, cost_of
 from polytile.frontend.lower.overloads import overloads
+from polytile.frontend.lower.pads import PAD_ROWS
 from polytile.frontend.lower.random import is_drawn
 from polytile.frontend.lower.registry import TABLE, load
 from polytile.frontend.placement import is_view
@@ -64,7 +65,7 @@ WINDOWS: dict[Any, int] = dict.fromkeys(
         "_to_copy alias detach avg_pool2d avg_pool2d_backward cat constant_pad_nd max_pool2d_with_indices "
         "max_pool2d_with_indices_backward _unsafe_index.Tensor"
     ), 1,
-) | {aten._unsafe_index_put.default: 3, UPSAMPLE: 1}  # fmt: skip
+) | {aten._unsafe_index_put.default: 3, UPSAMPLE: 1, PAD_ROWS: 1}  # fmt: skip
 """Operators that are not pointwise, but whose results may follow the layout of the images among this many first arguments."""
 
 PARTS = (aten.slice.Tensor,)

@@ -215,8 +215,11 @@ class Builder:
 
     # library calls -----------------------------------------------------------------------------------------------------
 
-    def library(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any], reason: str, results: Any = None) -> Any:
-        """Emit an ATen call. This is correct for any operator.
+    def library(
+        self, target: Any, args: Sequence[Any], kwargs: dict[str, Any], reason: str, results: Any = None,
+        mutates: tuple[str, ...] = (),
+    ) -> Any:  # fmt: skip
+        """Emit an ATen call, which overwrites the buffers in `mutates`. This is correct for any operator.
 
         Arguments are stored first. The outputs are new buffers with the sizes and strides of the fake tensors in `results`, which
         defaults to those of the current node. Returns Tensors and sizes in the structure of `results`.
@@ -245,7 +248,8 @@ class Builder:
         given = tuple(self.argument(a) for a in args), tuple((k, self.argument(v)) for k, v in kwargs.items())
         told = [*self._known_from(facts)]
         values = tuple(self._named(v, k, told) for k, v in enumerate(values)) if many else self._named(values, 0, told)
-        self.emit(Extern(self.name("lib"), target, *given, tuple(outputs), (self.origin,), reason, tuple(told), many=many))
+        origins, known = (self.origin,), tuple(told)
+        self.emit(Extern(self.name("lib"), target, *given, tuple(outputs), origins, reason, known, mutates=mutates, many=many))
         return values
 
     def _known_from(self, facts: Sequence[tuple[Any, tuple[Any, ...]]]) -> Iterator[tuple[sympy.Symbol, Any]]:

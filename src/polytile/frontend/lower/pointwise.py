@@ -18,7 +18,7 @@ from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.overloads import overloads
 from polytile.frontend.lower.pointwise_table import TABLE, Element, Row, like, node, selected
 from polytile.frontend.lower.positions import bounds
-from polytile.frontend.lower.registry import lowers
+from polytile.frontend.lower.registry import lowers, lowers_later
 from polytile.frontend.lower.scalars import scalar_tensor
 from polytile.frontend.lower.value import LOOP_DTYPES, Point, Tensor, computed, convert, widen
 from polytile.ir import expr
@@ -113,6 +113,15 @@ lowers(*overloads("sub.Tensor sub.Scalar"))(_lower_with_factor("sub"))
 @lowers(*overloads("rsub.Tensor rsub.Scalar"))
 def rsub(builder: Builder, a: Operand, b: Operand, alpha: Any = 1) -> Tensor:
     return elementwise(builder, lambda x, y: node("sub", y, _times(alpha, x)), Promotion.DEFAULT, a, b)
+
+
+@lowers_later("prims::fma")
+def fma(builder: Builder, a: Operand, b: Operand, c: Operand) -> Tensor:
+    """a·b + c, which Dynamo makes of `x.addcmul_(y, z, value=v)`, `addcdiv_` and `add_` with a factor that is a tensor. torch
+    registers the operator once Dynamo needs it."""
+    if not all(x.dtype.is_floating_point for x in (a, b, c) if isinstance(x, Tensor)):
+        raise LoweringError("a fused multiply and add of integers is left to the library.")
+    return elementwise(builder, lambda x, y, z: node("fma", x, y, z), Promotion.DEFAULT, a, b, c)
 
 
 def _times(factor: Any, x: Node) -> Node:

@@ -23,7 +23,7 @@ from polytile.frontend.lower.pointwise_table import like, node, selected
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Point, Tensor, computed, convert, stored, widen
 from polytile.ir import expr, sizes
-from polytile.ir.buffer import whole
+from polytile.ir.buffer import View, whole
 from polytile.ir.expr import Node
 from polytile.ir.library_call import Ref
 from polytile.ir.philox import COUNTERS_PER_OPERATOR
@@ -77,20 +77,51 @@ def _filled(
     device: torch.device, filling: Any, values: tuple[Any, ...], reason: str,
 ) -> Tensor:  # fmt: skip
     """Fresh memory, filled by calling the operator `filling` with it and `values`."""
+    memory = _fresh(builder, shape, strides, dtype, device, reason)
+    given = (Ref(memory), *map(builder.argument, values))
+    origins = (builder.origin,)
+    builder.emit(Extern(builder.name("lib"), filling, given, (), (None,), origins, reason, mutates=(memory.buffer,)))
+    return stored(memory, device)
+
+
+def _fresh(
+    builder: Builder, shape: tuple[sympy.Expr, ...], strides: tuple[sympy.Expr, ...], dtype: torch.dtype,
+    device: torch.device, reason: str,
+) -> View:  # fmt: skip
+    """Memory of a call's own, uninitialised, for a library call to fill."""
     buffer = builder.new_buffer(shape, dtype, device, strides)
     size, stride = ([builder.argument(n) for n in extents] for extents in (shape, strides))
-    settings = (("dtype", dtype), ("device", device))
-    origins = (builder.origin,)
-    builder.emit(
-        Extern(builder.name("lib"), aten.empty_strided.default, (size, stride), settings, (buffer.name,), origins, reason)
+    settings, origins = (("dtype", dtype), ("device", device)), (builder.origin,)
+    target = aten.empty_strided.default
+    builder.emit(Extern(builder.name("lib"), target, (size, stride), settings, (buffer.name,), origins, reason))
+    return whole(buffer)
+
+
+@lowers(*overloads("rrelu_with_noise_functional"))
+def rrelu_with_noise(
+    builder: Builder, x: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False,
+    generator: Any = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(x·noise, noise). In training eager draws a factor for each x ≤ 0 and overwrites all of `noise`, whose old values nothing
+    reads: its own kernel does so in fresh memory. Otherwise the factor is the middle, and `noise` stays as it is."""
+    _require_default(generator)
+    if not training:
+        check_dtypes(x.dtype)
+        leaky = computed(x.sizes, x.dtype, x.device, lambda point: _leaky(x.at(point), (lower + upper) / 2))
+        return leaky, computed(noise.sizes, noise.dtype, noise.device, noise.at)
+    traced, target = builder.result(1), aten.rrelu_with_noise.default
+    shape, strides = ([sizes.as_size(n) for n in extents] for extents in (traced.shape, traced.stride()))
+    reason = "random numbers come from eager's own kernel"
+    memory = _fresh(builder, tuple(shape), tuple(strides), traced.dtype, traced.device, reason)
+    drawn_noise = stored(memory, traced.device)
+    result = builder.library(
+        target, (x, drawn_noise, lower, upper, True), {}, reason, builder.result(0), mutates=(memory.buffer,)
     )
-    builder.emit(
-        Extern(
-            builder.name("lib"), filling, (Ref(whole(buffer)), *map(builder.argument, values)), (), (None,), origins, reason,
-            mutates=(buffer.name,),
-        )
-    )  # fmt: skip
-    return stored(whole(buffer), device)
+    return result, drawn_noise
+
+
+def _leaky(x: Node, slope: float) -> Node:
+    return selected(node("gt", x, like(0, x)), x, node("mul", x, like(slope, x)))
 
 
 @lowers(*overloads("native_dropout"))
