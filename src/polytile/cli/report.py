@@ -104,7 +104,8 @@ def _fitting(subject: Subject, kernel: str, fits: Callable[[Problem], bool]) -> 
 
 
 def reported_package(paths: Sequence[Path]) -> packaged.PackageReport:
-    """The report on one package, or on what changed between two. Raises PackageError where one is damaged."""
+    """The report on one package, or on what changed between two. Raises ReportError for more than two, and PackageError where one
+    is damaged."""
     if len(paths) > 2:
         raise ReportError(f"a report is on one package, or compares two, and {len(paths)} were named.")
     packages = [packaged.Package(str(path), read_manifest(path)) for path in paths]

@@ -77,7 +77,8 @@ SUBSCRIPTED = (dict, collections.OrderedDict, tuple, list, types.MappingProxyTyp
 
 
 class Facts:
-    """Facts, each noted once. `version_of` gives the version of a type, 0 if it has none."""
+    """Facts, each noted once. `version_of` gives the version of a type, 0 if it has none. Methods raise Unknown where a value is
+    found in a way that no fact can tell."""
 
     def __init__(self, version_of: Callable[[type], int]) -> None:
         self._version_of = version_of

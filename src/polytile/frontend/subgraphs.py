@@ -132,6 +132,7 @@ def _is_contiguous(node: torch.fx.Node) -> bool:
 
 
 def returns_many(graph: torch.fx.GraphModule) -> bool:
+    """Whether the graph returns a tuple or a list."""
     [output] = graph.graph.find_nodes(op="output")
     return isinstance(output.args[0], tuple | list)
 

@@ -168,6 +168,7 @@ def held_out(chosen: Sequence[Example]) -> Iterator[tuple[Trained, list[Example]
 
 
 def grid() -> Iterator[Settings]:
+    """The settings of all trees that training tries."""
     for depth, leaf, criterion in itertools.product(DEPTHS, LEAVES, CRITERIA):
         yield Settings(depth, leaf, criterion, TREES)
 

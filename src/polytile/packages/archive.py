@@ -83,7 +83,8 @@ def _padding(begin: int, name: str, wide: bool) -> bytes:
 
 
 def write_folder(path: Path, files: Mapping[str, Content]) -> None:
-    """Writes the files to a folder, replacing an existing folder of a package."""
+    """Writes the files to a folder, replacing an existing folder of a package. Raises FileExistsError if there is a
+    folder of another kind."""
     if path.exists() and not (path / MANIFEST).is_file():
         raise FileExistsError(f"{path} exists and is no package")
     temporary = Path(f"{path}.{os.getpid()}.tmp")

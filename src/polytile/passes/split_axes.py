@@ -30,6 +30,7 @@ def split_axes(program: Program) -> Program:
 
 
 def split_loop(loop: Loop) -> Loop:
+    """The loop with axes split until no index has a division that a split removes."""
     return traced_split(loop)[0]
 
 

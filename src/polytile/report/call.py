@@ -164,6 +164,7 @@ def tables(call: CallReport) -> Iterator[tuple[str, Table]]:
 
 
 def summary(call: CallReport) -> Table:
+    """The first table of a report on one call."""
     rows: list[tuple[str, str]] = [("a call without a profiler", f"{micros(call.wall)} µs")]
     for view in call.views:
         rows.append((view.name, f"{micros(view.seconds)} µs from the call to the last step's end"))

@@ -69,6 +69,7 @@ def tables(report: PackageReport) -> Iterator[tuple[str, Table]]:
 
 
 def summary(report: PackageReport) -> Table:
+    """The first table of a report on a package, with a column for each package."""
     both = [package for package in (report.before, report.package) if package is not None]
     described = [dict(_facts(package)) for package in both]
     names = dict.fromkeys(name for each in described for name in each)
@@ -148,6 +149,7 @@ def _sizes(found: Mapping[str, Any]) -> str:
 
 
 def inputs(package: Package) -> Table:
+    """The inputs of a packaged program, as a table."""
     rows = [
         (given["name"], given.get("dtype", f"the constant {given.get('constant')}"), " × ".join(given.get("shape", ())))
         for given in package.manifest["inputs"]
@@ -156,6 +158,7 @@ def inputs(package: Package) -> Table:
 
 
 def files(package: Package) -> Table:
+    """The files of a package with their sizes, as a table."""
     rows = [(name, file["bytes"], file["sha256"][:16]) for name, file in package.manifest["files"].items()]
     return Table.from_rows("Files", ["file", Column("bytes", count), "SHA-256 begins with"], rows)
 

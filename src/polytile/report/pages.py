@@ -50,18 +50,22 @@ MEANINGS = (
 
 
 def percent(value: float) -> str:
+    """A share as a whole percentage: "12 %"."""
     return f"{100 * value:.0f} %"
 
 
 def tenths(value: float) -> str:
+    """A share in percent, with one decimal."""
     return f"{100 * value:.1f}"
 
 
 def thousandths(value: float) -> str:
+    """A number with up to three decimals."""
     return f"{value:.3f}".rstrip("0").rstrip(".")
 
 
 def one_digit(value: float) -> str:
+    """A number with one decimal."""
     return f"{value:.1f}"
 
 
@@ -85,6 +89,7 @@ def tables(report: Report) -> Iterator[tuple[str, Table]]:
 
 
 def summary(report: Report) -> Table:
+    """The first table of a report on a store."""
     seen = report.overview
     cells = sum(number for _, number in seen.certainties)
     compared = report.comparison
@@ -326,6 +331,7 @@ def interval(entry: Entry) -> float | None:
 
 
 def candidates(report: Report) -> Table:
+    """Every candidate at every size, as a table."""
     rows = [
         (panel.name, report.place(panel), at(cell), *_candidate(cell, place))
         for panel in report.panels for cell in panel.cells for place in range(len(cell.entries))

@@ -85,6 +85,7 @@ def recognise(module: torch.fx.GraphModule) -> None:
 
 
 def is_softmax(node: torch.fx.Node) -> bool:
+    """Whether the node is the result of a softmax that the tracer took apart."""
     noted = node.meta.get(KEY)
     return isinstance(noted, Result) and noted.call.target in SOFTMAXES
 

@@ -151,7 +151,7 @@ def refusal(code: int, what: str) -> DeviceError:
 
 
 def version() -> int:
-    """CUDA version of the driver, 13000 for 13.0."""
+    """CUDA version of the driver, 13000 for 13.0. Raises DeviceError if the driver does not answer."""
     number = ctypes.c_int()
     code = library().cuDriverGetVersion(ctypes.byref(number))
     if code:

@@ -288,7 +288,8 @@ def _functions() -> list[int]:
 
 
 def torch_functions() -> list[int]:
-    """Addresses of torch's stable C functions: the current stream, and memory from its allocator."""
+    """Addresses of torch's stable C functions: the current stream, and memory from its allocator. Raises DeviceError if
+    torch lacks one of them."""
     kind = "hip" if hip.present() else "cuda"
     try:
         gpu, cpu = (ctypes.CDLL(native.library_path(f"torch_{part}")) for part in (kind, "cpu"))
