@@ -42,10 +42,10 @@ class Content:
 
     def digest(self) -> str:
         """SHA-256 in hexadecimal digits."""
-        found = hashlib.sha256()
+        sha = hashlib.sha256()
         for chunk in self.chunks():
-            found.update(chunk)
-        return found.hexdigest()
+            sha.update(chunk)
+        return sha.hexdigest()
 
 
 def write_file(path: Path, content: Content) -> None:

@@ -236,7 +236,7 @@ class _Training(Rewriting):
             for node in scored.nodes:
                 anew[node] = self._unrounded(node, anew)
             scores = list(dict.fromkeys(anew.values()))
-        shift = self.joint.shifts.of(self.graph, scores)
+        shift = self.joint.shifts.shift_of(self.graph, scores)
         last = scores[-1] if shift is None else self._insert(aten.sub.Tensor, scores[-1], shift)
         one = self._full(1.0)
         slopes = self._slopes(one, gradients, scored.scale, anew)
