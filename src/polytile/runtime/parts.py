@@ -30,4 +30,4 @@ def marked(name: str, text: str) -> str:
 
 def parts(text: str) -> list[Part]:
     """The marked parts of a source that are compiled once for all kernels."""
-    return [Part(found["name"], found["text"]) for found in _MARKED.finditer(text)]
+    return [Part(match["name"], match["text"]) for match in _MARKED.finditer(text)]

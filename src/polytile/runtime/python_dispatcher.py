@@ -186,8 +186,8 @@ class PythonDispatcher(Dispatcher):
         self._leaves, self._orders, self._wake = leaves, orders, wake
 
     def notes(self) -> list[Note]:
-        found, self._notes = self._notes, []
-        return found
+        taken, self._notes = self._notes, []
+        return taken
 
     def insert(self, key: int, entry: Entry | None) -> None:
         if entry is not None and not hasattr(entry, "call") and not entry.address:
@@ -213,8 +213,8 @@ class PythonDispatcher(Dispatcher):
         return left == 1
 
     def get(self, key: int) -> Entry | None:
-        found: Entry | None = self._decided(regime.unpack(key, self._field_count))
-        return found
+        entry: Entry | None = self._decided(regime.unpack(key, self._field_count))
+        return entry
 
     def calls(self, key: int) -> int:
         return self._calls[regime.unpack(key, self._field_count)]

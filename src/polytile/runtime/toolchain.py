@@ -165,10 +165,10 @@ def _found(option: str, variable: str) -> Toolchain:
 
 def require() -> Toolchain:
     """The compiler, for new compilations. Raises CompilerMissing if none is installed."""
-    found = find()
-    if not found.present:
+    toolchain = find()
+    if not toolchain.present:
         raise CompilerMissing(NONE)
-    return found
+    return toolchain
 
 
 CPU_WORDS = {"SSE3": "pni", "BMI": "bmi1"}

@@ -161,8 +161,8 @@ def _functions(module: torch.fx.GraphModule, given: Mapping[str, Any]) -> dict[s
         joint = module.get_submodule(str(given["slope"].target))
 
         def slope(*arguments: Any) -> Tensor:
-            found: Tensor | None = joint(*arguments)[0]
-            return torch.zeros_like(arguments[5]) if found is None else found
+            derivative: Tensor | None = joint(*arguments)[0]
+            return torch.zeros_like(arguments[5]) if derivative is None else derivative
 
         functions["slope"] = _Function(slope, is_elementwise(slope, True, (torch.ones(()), *captured)))
     return functions

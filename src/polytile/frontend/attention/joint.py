@@ -56,7 +56,7 @@ def recognise_in_training(module: torch.fx.GraphModule, results: int) -> None:
     graph = module.graph
     changed = hold_masked_calls(graph)
     _note_changed_weights(graph)
-    candidates = [(node, found) for node in graph.nodes if (found := _softmax_before_product(node)) is not None]
+    candidates = [(node, softmax) for node in graph.nodes if (softmax := _softmax_before_product(node)) is not None]
     if candidates:
         _recognise(module, candidates, results)
     if candidates or changed:
@@ -75,10 +75,10 @@ def _recognise(module: torch.fx.GraphModule, candidates: Sequence[Any], results:
     for node in backward:
         node.meta[BACKWARD] = True
     joint = Joint.of(module)
-    for node, found in candidates:
+    for node, softmax in candidates:
         if BACKWARD not in node.meta:
             try:
-                _Training(joint, node, *found).run()
+                _Training(joint, node, *softmax).run()
             except NotAttention as why:
                 node.meta[REASON] = f"no attention: {why}"
     for node in backward:
@@ -102,13 +102,13 @@ def _softmax_before_product(node: torch.fx.Node) -> tuple[torch.fx.Node, list[to
 
 def _needed_by(outputs: Any) -> set[torch.fx.Node]:
     """Some of a graph's outputs, and what they are computed from."""
-    found, left = set[torch.fx.Node](), [node for node in outputs if isinstance(node, torch.fx.Node)]
+    needed, left = set[torch.fx.Node](), [node for node in outputs if isinstance(node, torch.fx.Node)]
     while left:
         node = left.pop()
-        if node not in found:
-            found.add(node)
+        if node not in needed:
+            needed.add(node)
             left += node.all_input_nodes
-    return found
+    return needed
 
 
 def _is_short(head: Any) -> bool:
@@ -210,17 +210,17 @@ class _Training(Rewriting):
 
     def _scored(self, argument: torch.fx.Node) -> Region | Scores:
         """The scores as elementwise operators on the products, or with biases that are added in another shape."""
-        found, why = None, NotAttention("a mask has another shape than the softmax")
+        scores, why = None, NotAttention("a mask has another shape than the softmax")
         try:
-            found = scores_of(argument, self.module)
+            scores = scores_of(argument, self.module)
         except NotAttention as reason:
             why = reason
         try:
             return region_of(argument, self.softmax, self.module, why)
         except NotAttention:
-            if found is None or found.factors:
+            if scores is None or scores.factors:
                 raise
-            return found
+            return scores
 
     def _computed(
         self, scored: Region | Scores, gradients: Gradients, q: torch.fx.Node, k: torch.fx.Node, argument: torch.fx.Node

@@ -282,9 +282,9 @@ def reset() -> None:
 
 def _functions() -> list[int]:
     """Addresses of the functions that launch.c calls, in the order of its Api."""
-    found = driver.library()
-    describe = addresses(found, [DESCRIBE]) if hasattr(found, DESCRIBE) else [0]
-    return [*addresses(found, _DRIVER_FUNCTIONS), *torch_functions(), *describe]
+    cuda = driver.library()
+    describe = addresses(cuda, [DESCRIBE]) if hasattr(cuda, DESCRIBE) else [0]
+    return [*addresses(cuda, _DRIVER_FUNCTIONS), *torch_functions(), *describe]
 
 
 def torch_functions() -> list[int]:
