@@ -72,7 +72,7 @@ class NativeProduct(MatmulLibrary):
 
     def _with_epilogue(self, product: NativeEntry) -> tuple[Any, int, int] | None:
         """The product and the epilogue's own kernel as one native kernel, if they can be."""
-        dispatch = getattr(self.unfused, "dispatch", None)
+        dispatch = None if self.unfused is None else self.unfused.dispatch
         if dispatch is None:
             return None
         size = self.kernel.product_storage.itemsize
