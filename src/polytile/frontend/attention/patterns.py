@@ -167,11 +167,11 @@ class Rewriting:
             if any(size == 0 for each in (q, k, v) for size in shape(each) if isinstance(size, int)):
                 raise NotAttention("it has no elements")
             products = self._insert(PRODUCTS_OF, q, k, scale, value(region.root).dtype)
-            anew = {region.root: self._as_softmax(products)}
+            copies = {region.root: self._as_softmax(products)}
             for node in region.nodes:
-                anew[node] = self.graph.node_copy(node, lambda given: anew.get(given, given))
-                anew[node].meta[COMPUTED] = True
-            scores = self._of_rank_4(anew[(region.root, *region.nodes)[-1]])
+                copies[node] = self.graph.node_copy(node, lambda given: copies.get(given, given))
+                copies[node].meta[COMPUTED] = True
+            scores = self._of_rank_4(copies[(region.root, *region.nodes)[-1]])
             return self._insert(ATTENTION_OF, q, k, v, scores, scale, empty_is_0)
 
     def _as_softmax(self, scores: torch.fx.Node) -> torch.fx.Node:
