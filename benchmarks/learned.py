@@ -86,7 +86,7 @@ def _bfloat16(records: Iterable[Record]) -> list[Example]:
 
 
 def _examples(records: Iterable[Record]) -> list[Example]:
-    return list(examples(records).found)
+    return list(examples(records).examples)
 
 
 def cpu(measured: Sequence[str], again: str) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def calls() -> dict[str, Any]:
     """How many candidates each process timed, and how good its choices are, by family."""
     with own_caches() as caches, tempfile.TemporaryDirectory() as folder:
         found = {way: _run(way, folder, caches) for way in ("learned", "without", "all")}
-        truth = {example.problem.key: example for example in examples(held(place_of(f"{folder}/all")).records).found}
+        truth = {example.problem.key: example for example in examples(held(place_of(f"{folder}/all")).records).examples}
         return {way: _judged(found[way], truth) for way in ("learned", "without")}
 
 

@@ -35,8 +35,8 @@ def speed() -> dict[str, Any]:
     """Microseconds of a decision by number of candidates, for each of the package's models; seconds of training."""
     asked = {model.name: _microseconds(model) for model in installed.usable(installed.SHIPPED)}
     few, backwards = _records(FEW_ROWS), _records(FEW_ROWS)[::-1]
-    same = _bytes(train(examples(few).found)) == _bytes(train(examples(backwards).found))
-    many = examples(_records(ROWS)).found
+    same = _bytes(train(examples(few).examples)) == _bytes(train(examples(backwards).examples))
+    many = examples(_records(ROWS)).examples
     began = time.monotonic()
     trained = train(many)
     seconds = time.monotonic() - began

@@ -1,4 +1,5 @@
-"""`python -m scripts.house`: the structure of the package as tables: files and lines of each room, arrows between rooms, circles.
+"""`python -m scripts.house [REVISION]`: the structure of the package, today's or that of a commit, as tables: files and lines of
+each room, arrows between rooms, circles.
 
 Lines of code are those that are neither blank nor a comment, a docstring or an import.
 
@@ -7,22 +8,40 @@ A module's imports are those anywhere in it, inside functions too, but for those
 
 from __future__ import annotations
 
+import argparse
 import ast
+import contextlib
+import io
+import subprocess
+import tarfile
+import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import networkx
 
 from polytile.report import Table, show
 
-PACKAGE = Path(__file__).parents[1] / "src" / "polytile"
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "polytile"
 
 
-def modules() -> dict[str, Path]:
+@contextlib.contextmanager
+def package_at(revision: str) -> Iterator[Path]:
+    """The package's folder as it was at a commit. Raises SystemExit for a revision that git does not know."""
+    asked = subprocess.run(["git", "archive", revision, "src/polytile"], cwd=ROOT, capture_output=True)
+    if asked.returncode:
+        raise SystemExit(f"git has no package at {revision!r}: {asked.stderr.decode().strip()}")
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=io.BytesIO(asked.stdout)) as archive:
+        archive.extractall(folder, filter="data")
+        yield Path(folder) / "src" / "polytile"
+
+
+def modules(package: Path = PACKAGE) -> dict[str, Path]:
     """Every module of the package by its dotted name below it; the package itself is ""."""
-    return {".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").rstrip("."): path
-            for path in sorted(PACKAGE.rglob("*.py"))}  # fmt: skip
+    return {".".join(path.relative_to(package).with_suffix("").parts).removesuffix("__init__").rstrip("."): path
+            for path in sorted(package.rglob("*.py"))}  # fmt: skip
 
 
 def room_of(module: str) -> str:
@@ -30,9 +49,9 @@ def room_of(module: str) -> str:
     return module.partition(".")[0]
 
 
-def arrows() -> networkx.DiGraph[str]:
+def arrows(package: Path = PACKAGE) -> networkx.DiGraph[str]:
     """An arrow from each module to each that it imports."""
-    known = modules()
+    known = modules(package)
     graph: networkx.DiGraph[str] = networkx.DiGraph()
     graph.add_nodes_from(known)
     for module, path in known.items():
@@ -42,7 +61,7 @@ def arrows() -> networkx.DiGraph[str]:
 
 def circles(graph: networkx.DiGraph[str]) -> list[list[str]]:
     """Modules that import each other in a circle, each circle's in order."""
-    return [sorted(found) for found in networkx.strongly_connected_components(graph) if len(found) > 1]
+    return [sorted(modules) for modules in networkx.strongly_connected_components(graph) if len(modules) > 1]
 
 
 def _imported(path: Path, known: Mapping[str, Path]) -> Iterator[str]:
@@ -79,11 +98,20 @@ def total(sizes: Iterable[tuple[int, int]]) -> list[int]:
     return [sum(each) for each in zip(*sizes, strict=True)]
 
 
-def main() -> None:
-    graph, files = arrows(), modules()
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("revision", nargs="?", help="a commit; left out, the working tree")
+    revision = parser.parse_args(arguments).revision
+    with package_at(revision) if revision else contextlib.nullcontext(PACKAGE) as package:
+        print_structure(package)
+
+
+def print_structure(package: Path) -> None:
+    """Prints the table of the rooms, the totals, and the circles."""
+    graph, files = arrows(package), modules(package)
     lines = {module: lines_of(path) for module, path in files.items()}
     between = Counter((room_of(a), room_of(b)) for a, b in graph.edges if room_of(a) != room_of(b))
-    rooms = sorted({room_of(module) for module, path in files.items() if path.parent != PACKAGE})
+    rooms = sorted({room_of(module) for module, path in files.items() if path.parent != package})
     body = [
         (room, sum(room_of(m) == room for m in files), *total(lines[m] for m in files if room_of(m) == room),
          sum((room_of(a), room_of(b)) == (room, room) for a, b in graph.edges),
@@ -93,8 +121,8 @@ def main() -> None:
     show(Table.from_rows("rooms", ["room", "files", "lines", "of code", "arrows inside", "arrows to other rooms"], body))
     every, code = total(lines.values())
     print(f"{len(files)} files, {every} lines, {code} of code, {graph.number_of_edges()} arrows")
-    for found in circles(graph):
-        print(f"a circle: {', '.join(found)}")
+    for circle in circles(graph):
+        print(f"a circle: {', '.join(circle)}")
 
 
 if __name__ == "__main__":

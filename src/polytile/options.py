@@ -450,8 +450,7 @@ def of_kernels() -> dict[str, Any]:
 def register(*options: Option) -> None:
     """Adds options of another package, which are then set as polytile's own are.
 
-    Their values take part in the keys of kernels, measurements and plans as their `keys` says. Registering an equal option again
-    does nothing.
+    Their values take part in the keys of kernels, measurements and plans as `keys` says. Equal options may come again.
 
     Parameters
     ----------

@@ -13,11 +13,11 @@ __version__ = "0.1.0"
 @functools.cache
 def source_digest() -> str:
     """Digest of polytile's own sources, word for word: of what is on disk, by what would make it anew."""
-    package, found = str(Path(__file__).parent), hashlib.sha256()
+    package, sha = str(Path(__file__).parent), hashlib.sha256()
     for folder, inner, names in os.walk(package):
         inner.sort()
         for name in sorted(name for name in names if name.endswith((".py", ".c", ".h", ".json"))):
             path = os.path.join(folder, name)
             with open(path, "rb") as file:
-                found.update(path[len(package) :].encode() + b"\0" + file.read() + b"\0")
-    return found.hexdigest()[:24]
+                sha.update(path[len(package) :].encode() + b"\0" + file.read() + b"\0")
+    return sha.hexdigest()[:24]

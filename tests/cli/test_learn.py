@@ -40,9 +40,9 @@ def test_collecting_measures_every_candidate_and_goes_on_where_it_stopped(
         again = run(*words, "--count", 2)
     assert "[1/2] row_sum float32" in again.output and ": 0 candidates measured" in again.output
     found = examples(records(tmp_path / "c.sqlite3"))
-    assert len(found.found) >= 4 > found.without_terms == 0 and len(records(tmp_path / "c.sqlite3")) > before
-    assert {"cpp", "library"} == {offer.origin for example in found.found for offer in example.offers}
-    for example in found.found:
+    assert len(found.examples) >= 4 > found.without_terms == 0 and len(records(tmp_path / "c.sqlite3")) > before
+    assert {"cpp", "library"} == {offer.origin for example in found.examples for offer in example.offers}
+    for example in found.examples:
         assert any(name.startswith("work.") for offer in example.offers for name in offer.terms)
     new_process()
 
@@ -79,7 +79,7 @@ def test_a_model_that_is_no_better_is_written_and_its_status_says_so(
 def test_a_model_is_judged_on_another_device(empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn")
     small_grid(monkeypatch)
-    save(train.train(examples(synthetic(120)).found), tmp_path / "model.json")
+    save(train.train(examples(synthetic(120)).examples), tmp_path / "model.json")
     slower = tuple({**MACHINE, "clock": "1.7e9"}.items())
     other = [
         dataclasses.replace(record, measurement=dataclasses.replace(record.measurement, machine=slower))

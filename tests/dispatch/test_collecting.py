@@ -61,7 +61,7 @@ def test_where_no_call_waits_the_background_collects(into: Path) -> None:
 
 def test_predictions_leave_their_terms(into: Path) -> None:
     MultiKernel(SPEC, candidates(), {"tune": "off", "collect": str(into)})(*arguments(32))
-    (example,) = examples(records(into)).found
+    (example,) = examples(records(into)).examples
     terms = {offer.name: dict(offer.terms) for offer in example.offers}
     assert terms == {"a": {"memory_s": 4e-6, "work.points": 2048.0}, "b": {}}
     seconds = dict(zip(terms, example.seconds, strict=True))

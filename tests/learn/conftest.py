@@ -12,7 +12,7 @@ from tests.learn.synthetic import records
 
 @pytest.fixture(scope="session")
 def learned_from() -> tuple[Example, ...]:
-    return examples(records(240)).found
+    return examples(records(240)).examples
 
 
 @pytest.fixture(scope="session")

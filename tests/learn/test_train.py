@@ -32,7 +32,7 @@ def test_the_same_measurements_give_the_same_bytes(trained: Trained, tmp_path: A
     small_grid(monkeypatch)
     shuffled = records(240)
     random.Random(1).shuffle(shuffled)
-    again = train.train(examples(shuffled).found)
+    again = train.train(examples(shuffled).examples)
     save(again, tmp_path / "again.json")
     save(trained, tmp_path / "first.json")
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "first.json").read_bytes()
@@ -42,13 +42,13 @@ def test_the_same_measurements_give_the_same_bytes(trained: Trained, tmp_path: A
 def test_what_nothing_can_be_learned_of_is_no_better_and_not_to_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn")
     small_grid(monkeypatch)
-    useless = train.train(examples(records(240, penalty=0.0)).found)
+    useless = train.train(examples(records(240, penalty=0.0)).examples)
     assert "its first choice takes 1.000 times the fastest's time, the prediction's 1.000" in useless.why_unused()
 
 
 def test_too_few_problems_are_refused() -> None:
     with pytest.raises(train.TrainingError, match="there are 12 problems to learn from.*polytile learn collect"):
-        train.train(examples(records(12)).found)
+        train.train(examples(records(12)).examples)
 
 
 def test_without_scikit_learn_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,12 +61,12 @@ def test_without_scikit_learn_what_to_install_is_said(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(builtins, "__import__", absent)
     with pytest.raises(train.TrainingError, match=r"pip install 'polytile\[learn\]'"):
-        train.train(examples(records(60)).found)
+        train.train(examples(records(60)).examples)
 
 
 def fresh(*found: tuple[float, float]) -> list[Case]:
     """Cases of (risk, regret)."""
-    example = examples(records(1)).found[0]
+    example = examples(records(1)).examples[0]
     return [Case(example, (regret,), (regret,), risk, False) for risk, regret in found]
 
 
@@ -92,7 +92,7 @@ def test_in_validation_a_model_has_not_seen_the_kernels_it_is_asked_about() -> N
     def named(example: Example, number: int) -> Example:
         return dataclasses.replace(example, problem=dataclasses.replace(example.problem, kernel=f"kernel {number % 13}"))
 
-    found = examples(records(60)).found
+    found = examples(records(60)).examples
     few, many = train._dealt(found), train._dealt([named(example, number) for number, example in enumerate(found)])
     assert len(few) == 5 and all(len({example.fold for example in part}) == 1 for part in few)
     kernels = [{example.problem.kernel for example in part} for part in many]
@@ -100,7 +100,7 @@ def test_in_validation_a_model_has_not_seen_the_kernels_it_is_asked_about() -> N
 
 
 def test_sizes_alone_say_which_part_a_problem_is_in() -> None:
-    here, there = (examples(records(20, device=device)).found for device in ("cuda-a", "cuda-b"))
+    here, there = (examples(records(20, device=device)).examples for device in ("cuda-a", "cuda-b"))
     parts = {example.problem.sizes: example.fold for example in here}
     assert parts == {example.problem.sizes: example.fold for example in there} and len(set(parts.values())) > 2
 
@@ -109,7 +109,7 @@ def test_what_could_not_run_and_what_has_no_terms_is_left_out() -> None:
     whole = records(3)
     bare = [dataclasses.replace(r, measurement=dataclasses.replace(r.measurement, state=())) for r in whole[:4]]
     found = examples([*bare, whole[4], *whole[8:]])
-    assert (len(found.found), found.alone, found.without_terms) == (1, 1, 1)
+    assert (len(found.examples), found.alone, found.without_terms) == (1, 1, 1)
 
 
 def test_times_that_were_taken_under_load_are_left_out() -> None:
@@ -117,4 +117,4 @@ def test_times_that_were_taken_under_load_are_left_out() -> None:
     state = (*whole[0].measurement.state, (DISTURBED, 0.5))
     busy = [dataclasses.replace(r, measurement=dataclasses.replace(r.measurement, state=state)) for r in whole[:3]]
     found = examples([*busy, *whole[3:]])
-    assert len(found.found) == found.alone == 1 and len(found.found[0].offers) == 4
+    assert len(found.examples) == found.alone == 1 and len(found.examples[0].offers) == 4

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import sanitize, sanitize_host, setup_env, update_readme
+from scripts import house, removed, sanitize, sanitize_host, setup_env, update_readme
 
 
 def test_versions_compare_by_their_leading_numbers() -> None:
@@ -86,3 +86,48 @@ def test_sanitizers_of_the_host_cover_every_c_file_of_the_runtime() -> None:
     named = {test for tests in sanitize_host.COVERED.values() for test in tests}
     named |= {test for sanitizer in sanitize_host.SANITIZERS.values() for test in sanitizer.tests}
     assert not [test for test in named if not (sanitize_host.ROOT / test).exists()]
+
+
+MOVED = """\
+def total(values):
+    answer = 0
+    for value in values:
+        if value > 0:
+            answer += value
+    return answer
+"""
+GONE = """\
+def text(name):
+    with open(name) as file:
+        lines = file.read().split()
+    lines.sort()
+    last = lines[-1]
+    return last
+"""
+
+
+def package(folder: Path, **modules: str) -> Path:
+    """A package of one room, with these modules."""
+    room = folder / "room"
+    room.mkdir(parents=True)
+    for name, text in modules.items():
+        (room / f"{name}.py").write_text(text)
+    return folder
+
+
+def test_the_structure_of_any_package_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = "from polytile.room import b\n\nx = 1\n", "from polytile.room import a\n"
+    house.print_structure(package(tmp_path, a=one, b=other))
+    printed = capsys.readouterr().out
+    assert "2 files, 4 lines, 1 of code, 2 arrows" in printed and "a circle: room.a, room.b" in printed
+
+
+def test_a_revision_that_git_does_not_know_is_refused() -> None:
+    with pytest.raises(SystemExit, match="no package at 'nothing'"), house.package_at("nothing"):
+        pass
+
+
+def test_what_is_gone_is_told_from_what_was_moved_or_renamed(tmp_path: Path) -> None:
+    before = package(tmp_path / "before", a=f"{MOVED}\n\n{GONE}")
+    after = package(tmp_path / "after", b=MOVED.replace("total", "sum_of_positive"))
+    assert [(each.module, each.name, len(each.code)) for each in removed.removed(before, after)] == [("room.a", "text", 6)]

@@ -90,9 +90,9 @@ class Call:
         self.begun: dict[int, Any] = {}
         """Compilations in other threads for this launch, by the id of the config."""
         given = self.given()
-        found = [(name, tensor) for name, value in given.items() if (tensor := tensor_in(value)) is not None]
-        device = next((t.device for _, t in found if t.device.type != "cpu"), torch.device("cpu"))
-        here = [(name, tensor) for name, tensor in found if tensor.device == device]
+        tensors = [(name, tensor) for name, value in given.items() if (tensor := tensor_in(value)) is not None]
+        device = next((t.device for _, t in tensors if t.device.type != "cpu"), torch.device("cpu"))
+        here = [(name, tensor) for name, tensor in tensors if tensor.device == device]
         of_keys = [(name, plain(given[name])) for name in keys if name in given]
         sizes = [(name, value) for name, value in of_keys if type(value) is int and value >= 0]
         of_constants = [(name, plain(given[name])) for name in constants if name in given and name not in keys]

@@ -223,9 +223,9 @@ class Reader:
         """The name of one of Triton's own functions; "" for any other."""
         if isinstance(call.func, ast.Attribute) and inspect.ismodule(module := self._callee(call.func.value)):
             return call.func.attr if module.__name__.split(".")[0] in ("triton", "tl") else ""
-        found = self._callee(call.func)
-        own = getattr(python_function(found) or found, "__module__", "") or ""
-        return found.__name__ if own.split(".")[0] == "triton" and hasattr(found, "__name__") else ""
+        callee = self._callee(call.func)
+        own = getattr(python_function(callee) or callee, "__module__", "") or ""
+        return callee.__name__ if own.split(".")[0] == "triton" and hasattr(callee, "__name__") else ""
 
 
 def _method(call: ast.Call) -> str:

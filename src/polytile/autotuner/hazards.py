@@ -27,8 +27,8 @@ def hazards_of(tuner: Any) -> list[Hazard]:
     if function is None or effects is None or not effects.known:
         return []
     first = inspect.getsourcelines(function)[1]
-    found = (one for rule in RULES for one in rule(tuner, effects))
-    return [Hazard(function.__name__, effects.stores.get(name, first), what, then) for name, what, then in found]
+    rows = (one for rule in RULES for one in rule(tuner, effects))
+    return [Hazard(function.__name__, effects.stores.get(name, first), what, then) for name, what, then in rows]
 
 
 Found = Iterator[tuple[str, str, str]]

@@ -139,7 +139,7 @@ class Quick:
         possible = type(fn) is JITFunction and len(fn.arg_names) <= MOST_PARAMETERS
         return Quick(fn, tuple(keys), tuner, otherwise) if possible and native.module(quietly=True) is not None else None
 
-    def at(self, grid: Any) -> Callable[..., Any]:
+    def launcher(self, grid: Any) -> Callable[..., Any]:
         """The function that launches the kernel with this grid."""
         return functools.partial(self._launch, self._shared, grid)
 

@@ -67,6 +67,7 @@ def _shuffled(values: Sequence[Any], count: int, salt: str) -> list[Any]:
 
 
 def config_of(point: Mapping[str, Any]) -> Any:
+    """Triton's Config of a point: launch parameters, and the kernel's own constants."""
     from triton import Config
 
     launch = {name: point[name] for name in LAUNCH if name in point}
@@ -74,4 +75,5 @@ def config_of(point: Mapping[str, Any]) -> Any:
 
 
 def point_of(config: Any) -> dict[str, Any]:
+    """All numbers of Triton's Config by name: the inverse of `config_of`."""
     return {**config.kwargs, **{name: getattr(config, name) for name in LAUNCH}}

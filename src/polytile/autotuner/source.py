@@ -23,11 +23,11 @@ def digest_of(fn: Any, function: Any, interpreted: bool) -> str:
 
 def layers_above_kernel(fn: Any) -> tuple[Any, ...]:
     """Heuristics and tuners from `fn` down to the kernel, the outermost first."""
-    found, below = [], fn
+    layers, below = [], fn
     while below is not innermost(fn):
-        found.append(below)
+        layers.append(below)
         below = below.fn
-    return tuple(found)
+    return tuple(layers)
 
 
 def _sources_in(layer: Any) -> list[str]:

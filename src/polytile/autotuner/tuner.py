@@ -92,11 +92,11 @@ class Autotuner(TritonsAutotuner):
         given = {name: value for name, value in kwargs.items() if name not in ("grid", "warmup")}
         if self.quick is None or torch.compiler.is_dynamo_compiling() or kwargs.get("warmup") or "grid" not in kwargs:
             return self._run(args, kwargs, None)
-        return self.quick.at(kwargs["grid"])(*args, **given)
+        return self.quick.launcher(kwargs["grid"])(*args, **given)
 
     def __getitem__(self, grid: Any) -> Any:
         """The function that launches the kernel with this grid, as in `kernel[grid](...)`."""
-        return super().__getitem__(grid) if self.quick is None else self.quick.at(grid)
+        return super().__getitem__(grid) if self.quick is None else self.quick.launcher(grid)
 
     @torch.compiler.disable
     def _otherwise(self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: bytes | None) -> Any:

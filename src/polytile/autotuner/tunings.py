@@ -80,12 +80,12 @@ def read(place: Path, name: str, keys: Sequence[str], size: str) -> list[Tuning]
         If a file cannot be read.
     """
     if place.is_dir():
-        found = [path for path in sorted(place.rglob("*.json")) if _is_of(path, name)]
-        if not found:
+        paths = [path for path in sorted(place.rglob("*.json")) if _is_of(path, name)]
+        if not paths:
             raise StoreError(f"{place} has no tunings of kernel {name!r}: no {name}.autotune.json, and no {name}-.../cache.json.")
     else:
-        found = [place]
-    return [tuning for path in found for tuning in _read_file(path, keys, size)]
+        paths = [place]
+    return [tuning for path in paths for tuning in _read_file(path, keys, size)]
 
 
 def _is_of(path: Path, name: str) -> bool:

@@ -205,15 +205,15 @@ class Board:
                 return name
         taken, claimed, left = self._names("taken"), self._names("ahead"), self._units_left()
         free = [name for name in left if name not in taken and work_of(name) not in but]
-        done, found = set[str](), None
+        done, mine = set[str](), None
         for name in sorted(free, key=claimed.__contains__):
             if self._is_done(name):
                 done.add(name)
             elif self._lease_undone(name, worker):
-                found = name
+                mine = name
                 break
         self._left = [name for name in left if name not in done]
-        return found
+        return mine
 
     def claim_next(self, worker: str, but: Collection[str] = ()) -> str | None:
         """The next free unit whose kernels nobody compiles yet; from now on this worker does, while it measures another one. None

@@ -61,11 +61,11 @@ def in_doubt(records: Iterable[Record]) -> bool:
 
 
 def _in_doubt(problem: Problem, measured: Sequence[Record]) -> bool:
-    found = standings(measured)
-    spread = spread_of([reading_of(one) for one in standing.measured] for standing in found.values())
+    by_candidate = standings(measured)
+    spread = spread_of([reading_of(one) for one in standing.measured] for standing in by_candidate.values())
     error = SURE * OF_MEDIANS * spread
-    judged = [replace(s.score, noise=error / math.sqrt(max(1, s.score.times))) for s in found.values()]
-    return doubtful(judged, noise_band(kind_of(problem.device)), [standing.entrant for standing in found.values()])
+    judged = [replace(s.score, noise=error / math.sqrt(max(1, s.score.times))) for s in by_candidate.values()]
+    return doubtful(judged, noise_band(kind_of(problem.device)), [standing.entrant for standing in by_candidate.values()])
 
 
 def spread_of(candidates: Iterable[Sequence[Reading]]) -> float:

@@ -67,17 +67,17 @@ class Choice:
 
 def choices(traced: Traced) -> list[Choice]:
     """The decisions of `settle` at all sizes of the campaign."""
-    found = []
+    chosen = []
     for kernel, wanted in traced.kernels.items():
         libraries = _libraries(kernel)
         for name, sizes in wanted.items():
             decision = _decision(kernel, sizes)
             if decision is not None:
-                found.append(_choice(kernel, decision, libraries, traced.units[name].weight))
+                chosen.append(_choice(kernel, decision, libraries, traced.units[name].weight))
     for kernel in [*traced.inner, *_called(traced)]:
         libraries = _libraries(kernel)
-        found += [_choice(kernel, decision, libraries, 1.0) for decision in kernel.decisions]
-    return sorted(found, key=lambda choice: (choice.kernel, choice.sizes, choice.digest))
+        chosen += [_choice(kernel, decision, libraries, 1.0) for decision in kernel.decisions]
+    return sorted(chosen, key=lambda choice: (choice.kernel, choice.sizes, choice.digest))
 
 
 def _libraries(kernel: MultiKernel) -> set[str]:
@@ -198,13 +198,13 @@ def learn(measured: Place, folder: Path, tell: Callable[[str], None]) -> tuple[l
     """Train a model for each family with enough measurements, and keep it in the folder. Returns them, and why there are no
     others."""
     made, lacking = list[models.Trained](), list[str]()
-    found = examples(records(measured))
-    if not found.found:
+    learnable = examples(records(measured))
+    if not learnable.examples:
         lacking.append(
-            f"No model: of {found.alone + found.without_terms} problems none has two candidates that ran while nothing else had "
-            "the cores."
+            f"No model: of {learnable.alone + learnable.without_terms} problems none has two candidates that ran while nothing "
+            "else had the cores."
         )
-    for (family, architecture), chosen in found.families().items():
+    for (family, architecture), chosen in learnable.families().items():
         try:
             trained = train(chosen)
         except TrainingError as error:

@@ -125,10 +125,10 @@ class Bench:
 
     def _new(self) -> list[Record]:
         """The measurements that no result has."""
-        found = [record for record in records(self.place, self._newest) if record.uid not in self._known]
-        self._known.update(record.uid for record in found)
-        self._newest = max((record.taken_at for record in found), default=self._newest)
-        return found
+        fresh = [record for record in records(self.place, self._newest) if record.uid not in self._known]
+        self._known.update(record.uid for record in fresh)
+        self._newest = max((record.taken_at for record in fresh), default=self._newest)
+        return fresh
 
     def _as_asked(self, unit: Unit) -> contextlib.AbstractContextManager[None]:
         """Within the block options are the unit's, and measurements go to this bench's store."""

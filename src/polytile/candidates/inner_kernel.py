@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from polytile.candidates.candidate import Candidate
@@ -27,6 +27,11 @@ class InnerKernel(Protocol):
     @property
     def candidates(self) -> Sequence[Candidate]:
         """In canonical order."""
+        ...
+
+    @property
+    def dispatch(self) -> Callable[..., None] | None:
+        """What a call goes to: a dispatcher, which C can call too, or a function; None: the kernel itself."""
         ...
 
     def __call__(self, *args: object) -> None:

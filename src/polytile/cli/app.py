@@ -168,9 +168,9 @@ def scan_autotuned(
     from polytile.cli.autotune import scanned
     from polytile.report import show
 
-    table, found = scanned(files)
+    table, hazards = scanned(files)
     show(table)
-    raise typer.Exit(1 if found else 0)
+    raise typer.Exit(1 if hazards else 0)
 
 
 @app.command("replay")

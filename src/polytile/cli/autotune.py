@@ -21,8 +21,8 @@ def scanned(paths: list[Path]) -> tuple[Table, int]:
         raise TargetError("kernels cannot be read without Triton, which is not installed: pip install 'polytile[gpu]'.") from None
     tuners = [(path, value) for path in paths for value in vars(module_of(path)).values() if _holds(value, Autotuner)]
     by_place = {id(value): (path, value) for path, value in tuners}
-    found = [(path, hazard) for path, tuner in by_place.values() for hazard in hazards_of(_below(tuner, Autotuner))]
-    rows = [[f"{path}:{one.line}", one.kernel, one.what, one.then] for path, one in found]
+    hazards = [(path, hazard) for path, tuner in by_place.values() for hazard in hazards_of(_below(tuner, Autotuner))]
+    rows = [[f"{path}:{one.line}", one.kernel, one.what, one.then] for path, one in hazards]
     notes = [f"{len(by_place)} autotuned kernels, {len(rows)} hazards."]
     return Table.from_rows("Hazards", ["place", "kernel", "what", "what to do"], rows, notes), len(rows)
 

@@ -59,10 +59,12 @@ class Findings:
 
 
 def worst(findings: Findings) -> Verdict:
+    """The worst verdict among the findings."""
     return max((finding.verdict for finding in findings.findings), key=ORDER.index)
 
 
 def python() -> Finding:
+    """Which Python and system this process has."""
     return Finding("Python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
 
 
@@ -101,6 +103,7 @@ def backend() -> Finding:
 
 
 def processor() -> Finding:
+    """The processor's model, the cores that this process may use, and the caches."""
     from polytile.runtime.cpu import cache_sizes, cpu, usable_cores
 
     caches = ", ".join(f"{name} {size >> 10} KiB" for name, size in cache_sizes().items())

@@ -144,9 +144,9 @@ def evaluate_models(
             judged = [(_model(of, architecture, model), [e for e in chosen if everything or e.fold == TEST])]
         for table in decisions(f"{of} on {architecture}", judged):
             show(table)
-        found = [case for trained, asked in judged for case in cases(trained, asked)]
-        show(worst(found))
-        better = geomean(case.regret for case in found) < geomean(case.prior[0] for case in found)
+        asked_cases = [case for trained, asked in judged for case in cases(trained, asked)]
+        show(worst(asked_cases))
+        better = geomean(case.regret for case in asked_cases) < geomean(case.prior[0] for case in asked_cases)
         status = status if better else 1
     raise typer.Exit(status)
 
@@ -162,13 +162,13 @@ def show_models(
     from polytile.learn.model import load
     from polytile.report import show
 
-    found = (load(model),) if model is not None else installed.models()
-    for each in found:
+    models = (load(model),) if model is not None else installed.models()
+    for each in models:
         if python:
             typer.echo(emit.python(each))
         else:
             show(reports(each))
-    if not found:
+    if not models:
         typer.echo("Programs here use no learned model; `polytile learn train` makes one.")
 
 
@@ -193,14 +193,14 @@ def _examples(collected: Mapping[str, Sequence[Record]]) -> Examples:
     """The examples among measurements. Raises LearnError where there are none."""
     from polytile.learn.examples import examples
 
-    found = examples(itertools.chain.from_iterable(collected.values()))
-    if not found.found:
+    learnable = examples(itertools.chain.from_iterable(collected.values()))
+    if not learnable.examples:
         raise LearnError(
-            f"{', '.join(collected)} has nothing to learn from: {found.alone} problems without two candidates that ran while "
-            f"nothing else had the cores, {found.without_terms} measured before predictions said what they are made of. Run "
+            f"{', '.join(collected)} has nothing to learn from: {learnable.alone} problems without two candidates that ran while "
+            f"nothing else had the cores, {learnable.without_terms} measured before predictions said what they are made of. Run "
             "polytile learn collect on a machine that is free."
         )
-    return found
+    return learnable
 
 
 def _families(found: Examples, family: str) -> dict[tuple[str, str], list[Example]]:
@@ -217,7 +217,7 @@ def _model(family: str, architecture: str, file: Path | None) -> Trained:
 
     if file is not None:
         return load(file)
-    found = next((m for m in installed.models() if (m.family, m.architecture) == (family, architecture)), None)
-    if found is None:
+    trained = next((m for m in installed.models() if (m.family, m.architecture) == (family, architecture)), None)
+    if trained is None:
         raise LearnError(f"programs here use no model of {family} on {architecture}; name one with --model, or train one.")
-    return found
+    return trained

@@ -48,9 +48,9 @@ def decisions(named: str, judged: Sequence[tuple[Trained, Sequence[Example]]]) -
     """A row for each decision that the examples pose; each model is judged on its own examples."""
     rows, notes = [], [READING]
     for decision in DECISIONS:
-        found = [case for model, chosen in judged for case in cases(model, decision.examples_of(chosen))]
-        if found:
-            rows.append(_row(judged[0][0], tried(decision.name, found)))
+        own_cases = [case for model, chosen in judged for case in cases(model, decision.examples_of(chosen))]
+        if own_cases:
+            rows.append(_row(judged[0][0], tried(decision.name, own_cases)))
             notes.append(f"{decision.name}: {decision.doc}.")
     yield Table.from_rows(f"Learned choice of {named}", list(COLUMNS), rows, notes)
 

@@ -89,22 +89,23 @@ def _subject(named: str | None) -> Subject:
 
 def _fitting(subject: Subject, kernel: str, fits: Callable[[Problem], bool]) -> Held:
     """What a subject holds of kernels that fit. Raises NothingYet if there is none."""
-    found, name = subject.held, subject.name
-    if not found.records:
+    contents, name = subject.held, subject.name
+    if not contents.records:
         raise NothingYet(f"{name} has no measurements; run a compiled program or `polytile tune` first, or name another store.")
     if not kernel:
-        return found
-    chosen = [record for record in found.records if fits(record.measurement.problem)]
+        return contents
+    chosen = [record for record in contents.records if fits(record.measurement.problem)]
     if not chosen:
         raise NothingYet(
             f"{name} has no measurement of a kernel that --kernel {kernel!r} fits; `polytile store show --store "
-            f"{shlex.quote(found.source.name)}` lists its kernels."
+            f"{shlex.quote(contents.source.name)}` lists its kernels."
         )
-    return replace(found, records=chosen)
+    return replace(contents, records=chosen)
 
 
 def reported_package(paths: Sequence[Path]) -> packaged.PackageReport:
-    """The report on one package, or on what changed between two. Raises PackageError where one is damaged."""
+    """The report on one package, or on what changed between two. Raises ReportError for more than two, and PackageError where one
+    is damaged."""
     if len(paths) > 2:
         raise ReportError(f"a report is on one package, or compares two, and {len(paths)} were named.")
     packages = [packaged.Package(str(path), read_manifest(path)) for path in paths]

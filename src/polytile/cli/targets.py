@@ -54,14 +54,14 @@ def jobs_of(target: str, shapes: Sequence[str], kind: Kind, at: Sequence[str] = 
 
 def _job_of(target: str, shapes: Sequence[str], kind: Kind, at: Sequence[str]) -> Job:
     function = _function(target)
-    found = kernel_targets.launch_of(function, getattr(torch, kind.dtype, None), kind.device)
-    if found is None:
+    launched = kernel_targets.launch_of(function, getattr(torch, kind.dtype, None), kind.device)
+    if launched is None:
         if at:
             raise TargetError(f"{target} is no kernel of polytile.kernel or polytile.autotune; give --shapes in place of --at.")
         return Job(*calls_of(target, shapes, kind, function))
     if shapes:
         raise TargetError(f"{target} is a kernel; say its sizes by name, as --at M=16,N=4096, in place of --shapes.")
-    launch, hints = found
+    launch, hints = launched
     try:
         calls = [(kernel_targets.sizes_of(text),) for text in at] or [(dict(hint),) for hint in hints]
     except ValueError:

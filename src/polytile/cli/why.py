@@ -157,14 +157,14 @@ def _distance(key: Key, sizes: Mapping[str, int], here: Here) -> tuple[Any, ...]
 
 
 def _answer(records: Sequence[Record], provenance: str, differs: tuple[str, ...] = ()) -> Why:
-    found = standings(records)
+    by_candidate = standings(records)
     problem = records[0].measurement.problem
-    scores, entrants = [each.score for each in found.values()], [each.entrant for each in found.values()]
+    scores, entrants = [each.score for each in by_candidate.values()], [each.entrant for each in by_candidate.values()]
     best = pick(scores, noise_band(kind_of(problem.device)), entrants)
     sizes = problem.sizes
     if best is None:
-        return Why(sizes, None, "no candidate could run when it was measured", _ranked(found), differs)
-    return Why(sizes, list(found)[best][0], provenance, _ranked(found), differs)
+        return Why(sizes, None, "no candidate could run when it was measured", _ranked(by_candidate), differs)
+    return Why(sizes, list(by_candidate)[best][0], provenance, _ranked(by_candidate), differs)
 
 
 def _miss(records: Sequence[Record], differs: tuple[str, ...]) -> Why:

@@ -55,7 +55,8 @@ def _product(e: sympy.Expr, dialect: Dialect) -> str:
 
 
 def factor(e: sympy.Expr, dialect: Dialect) -> str:
-    """An index expression that may appear as an operand of any other."""
+    """An index expression that may appear as an operand of any other. Raises LoweringError for an expression that no
+    kernel can compute."""
     match e:
         case sympy.Symbol():
             return e.name

@@ -28,14 +28,14 @@ def kernel_by_kernel(events: Iterable[Any], labels: set[str]) -> View:
     everything = sorted(events, key=lambda event: event.time_range.start)
     calls = [event for event in everything if event.name == CALL and event.device_type == DeviceType.CPU]
     starts = [event.time_range.start for event in calls]
-    found = []
+    recorded = []
     for call, end in zip(calls, [*starts[1:], float("inf")], strict=False):
         own = [event for event in everything if call.time_range.start <= event.time_range.start < end]
         host = [event for event in own if event.device_type == DeviceType.CPU and is_step(event, labels)]
         began = call.time_range.start
         steps = [_step(call, CALL, began), *(_step(event, _thread(event, call), began) for event in host)]
-        found.append([*steps, *_on_device(own, host, began)])
-    return _median(APART, found)
+        recorded.append([*steps, *_on_device(own, host, began)])
+    return _median(APART, recorded)
 
 
 def as_it_runs(events: Iterable[Any]) -> View:
@@ -47,12 +47,12 @@ def as_it_runs(events: Iterable[Any]) -> View:
     for event in everything:
         if _works(event) or _launches(event):
             parts.setdefault(bisect.bisect(waits, event.time_range.start), []).append(event)
-    found = []
+    recorded = []
     for own in parts.values():
         began = own[0].time_range.start
         launches = [_step(event, HOST, began) for event in own if _launches(event)]
-        found.append([*launches, *_on_device(own, (), began)])
-    return _median(AS_IT_RUNS, [steps for steps in found if any(step.lane != HOST for step in steps)])
+        recorded.append([*launches, *_on_device(own, (), began)])
+    return _median(AS_IT_RUNS, [steps for steps in recorded if any(step.lane != HOST for step in steps)])
 
 
 def _median(name: str, calls: Sequence[Sequence[Step]]) -> View:

@@ -77,7 +77,8 @@ SUBSCRIPTED = (dict, collections.OrderedDict, tuple, list, types.MappingProxyTyp
 
 
 class Facts:
-    """Facts, each noted once. `version_of` gives the version of a type, 0 if it has none."""
+    """Facts, each noted once. `version_of` gives the version of a type, 0 if it has none. Methods raise Unknown where a value is
+    found in a way that no fact can tell."""
 
     def __init__(self, version_of: Callable[[type], int]) -> None:
         self._version_of = version_of
@@ -147,11 +148,11 @@ class Facts:
             raise Unknown(f"{name} of {type(value)}")
         if name == "__dict__" and isinstance(value, type):
             raise Unknown("the dictionary of a type")
-        found = value.cell_contents if name == "cell_contents" else object.__getattribute__(value, name)
-        self._note(POINTER, value, 0 if found is None and name != "cell_contents" else id(found), name)
-        if type(found) in PLAIN:
-            self.constant(found)
-        return found
+        target = value.cell_contents if name == "cell_contents" else object.__getattribute__(value, name)
+        self._note(POINTER, value, 0 if target is None and name != "cell_contents" else id(target), name)
+        if type(target) in PLAIN:
+            self.constant(target)
+        return target
 
     def item(self, value: Any, key: Any) -> Any:
         """What a dictionary, tuple or list has under a key; NOWHERE if a dictionary lacks it."""
@@ -162,19 +163,19 @@ class Facts:
             return value[key]
         if not isinstance(value, dict) or type(key) not in KEYS:
             raise Unknown(f"an item of {type(value)}")
-        found = dict.get(value, key, NOWHERE)
-        self._items(value)[key] = found
-        return found
+        entry = dict.get(value, key, NOWHERE)
+        self._items(value)[key] = entry
+        return entry
 
     def subscript(self, value: Any, key: Any) -> Any:
         """What Python code gets by `value[key]`."""
         if type(value) not in SUBSCRIPTED:
             raise Unknown(f"an item of {type(value)}")
         self.type_of(value)
-        found = self.item(value, key)
-        if found is NOWHERE:
+        entry = self.item(value, key)
+        if entry is NOWHERE:
             raise Unknown(f"an item that {type(value)} lacks")
-        return found
+        return entry
 
     def length(self, value: Any) -> None:
         if type(value) in (tuple, list):
@@ -200,7 +201,7 @@ class Facts:
         if self._by_rules(value, name) is not NOWHERE:
             raise Unknown(f"{value} has {name}")
 
-    def made(self, value: Any) -> Any:
+    def note_temporary(self, value: Any) -> Any:
         """Takes note of an object that is made anew at each access. What it consists of is in facts."""
         self._made[id(value)] = value
         return value
@@ -219,10 +220,10 @@ class Facts:
             return self.pointer(value, name)
         if type(value) is property and name in ACCESSORS:
             return self.pointer(value, name)
-        found = self._attribute_of_type(value, name) if isinstance(value, type) else self._by_rules(value, name)
-        if found is NOWHERE:
+        result = self._attribute_of_type(value, name) if isinstance(value, type) else self._by_rules(value, name)
+        if result is NOWHERE:
             raise Unknown(f"{name} of {type(value)}")
-        return found
+        return result
 
     def attribute_after(self, value: Any, owner: type, name: str) -> Any:
         """What `super().__getattribute__(name)` gives in a method of `owner`; NOWHERE if it raises AttributeError."""
@@ -236,11 +237,11 @@ class Facts:
             raise Unknown(f"whether {value} has {name}")
         self.type_of(value)
         self.version(kind)
-        found = self._by_class(value, name, kind.__mro__)
-        if found is NOWHERE and isinstance(value, types.ModuleType) and self.item(vars(value), "__getattr__") is not NOWHERE:
+        result = self._by_class(value, name, kind.__mro__)
+        if result is NOWHERE and isinstance(value, types.ModuleType) and self.item(vars(value), "__getattr__") is not NOWHERE:
             raise Unknown(f"attributes of {value}")
-        if found is not NOWHERE or not hasattr(kind, "__getattr__"):
-            return found
+        if result is not NOWHERE or not hasattr(kind, "__getattr__"):
+            return result
         if kind.__getattr__ is not torch.nn.Module.__getattr__:
             raise Unknown(f"attributes of {kind}")
         self.pointer(kind.__getattr__, "__code__")
@@ -249,8 +250,8 @@ class Facts:
             if type(every) not in SUBSCRIPTED:
                 raise Unknown(f"items of {type(every)}")
             self.type_of(every)
-            found = self.item(every, name) if found is NOWHERE else found
-        return found
+            result = self.item(every, name) if result is NOWHERE else result
+        return result
 
     def _by_class(self, value: Any, name: str, kinds: tuple[type, ...]) -> Any:
         """What the first `__getattribute__` in these classes gives; NOWHERE if it raises AttributeError."""
@@ -265,10 +266,10 @@ class Facts:
         """An object's attribute by `object.__getattribute__`, whatever its class has."""
         self.type_of(value)
         self.version(type(value))
-        found = NOWHERE if isinstance(value, type) else self._plainly(value, name)
-        if found is NOWHERE:
+        result = NOWHERE if isinstance(value, type) else self._plainly(value, name)
+        if result is NOWHERE:
             raise Unknown(f"{name} of {type(value)}")
-        return found
+        return result
 
     def _plainly(self, value: Any, name: str) -> Any:
         of_class = self._of_class(type(value), name)
@@ -284,18 +285,18 @@ class Facts:
             raise Unknown(f"{name} of {type(value)}")
         own = self.item(self.pointer(value, "__dict__"), name) if hasattr(value, "__dict__") else NOWHERE
         if own is NOWHERE and isinstance(of_class, types.FunctionType):
-            return self.made(types.MethodType(of_class, value))
+            return self.note_temporary(types.MethodType(of_class, value))
         if own is NOWHERE and hasattr(type(of_class), "__get__"):
             raise Unknown(f"{name} of {type(value)}")
         return of_class if own is NOWHERE else own
 
     def _of_class(self, kind: type, name: str) -> Any:
         """What a class or its bases have under a name, with the facts that tell whether it is a descriptor."""
-        found = _in_class(kind, name)
-        if found is not NOWHERE and type(found).__flags__ & HEAP:
-            self.type_of(found)
-            self.version(type(found))
-        return found
+        result = _in_class(kind, name)
+        if result is not NOWHERE and type(result).__flags__ & HEAP:
+            self.type_of(result)
+            self.version(type(result))
+        return result
 
     def _attribute_of_type(self, value: type, name: str) -> Any:
         kind = type(value)
@@ -303,13 +304,13 @@ class Facts:
         self.version(kind)
         if kind.__getattribute__ is not type.__getattribute__:
             raise Unknown(f"attributes of {kind}")
-        found, of_class = self._of_class(value, name), self._of_class(kind, name)
+        result, of_class = self._of_class(value, name), self._of_class(kind, name)
         if type(of_class) in IN_C:
             return self._read(of_class, value, name)
-        is_itself = isinstance(found, THEMSELVES) or (found is not NOWHERE and not hasattr(type(found), "__get__"))
+        is_itself = isinstance(result, THEMSELVES) or (result is not NOWHERE and not hasattr(type(result), "__get__"))
         if _is_data_descriptor(of_class) or not is_itself:
             raise Unknown(f"{name} of {value}")
-        return found
+        return result
 
     def _getter(self, computes: property) -> types.FunctionType:
         """The function of a property, which `__init__` may give another one. It is owned, so that no other has its address."""
@@ -321,12 +322,12 @@ class Facts:
         if type(getter) is types.GetSetDescriptorType and not any(getter is each for each in GETTERS):
             raise Unknown(f"{name} of {type(value)}, computed in C")
         try:
-            found = (type if isinstance(value, type) else object).__getattribute__(value, name)
+            result = (type if isinstance(value, type) else object).__getattribute__(value, name)
         except AttributeError:
-            found = NOWHERE
+            result = NOWHERE
         self.constant(value)
-        self._note(ATTRIBUTE, value, 0 if found is NOWHERE else id(found), name)
-        return self.constant(found)
+        self._note(ATTRIBUTE, value, 0 if result is NOWHERE else id(result), name)
+        return self.constant(result)
 
     def _items(self, value: dict[Any, Any]) -> dict[Any, Any]:
         if (ITEMS, id(value), "") not in self._facts and not all(map(_compares_in_c, dict.keys(value))):

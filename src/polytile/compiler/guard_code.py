@@ -139,7 +139,7 @@ class _Way:
         if isinstance(node, ast.Call) and not node.keywords and isinstance(node.func, ast.Name):
             return self._call_builtin(node.func.id, node.args)
         if isinstance(node, ast.ListComp):
-            return self._facts.made(list(self._elements(node)))
+            return self._facts.note_temporary(list(self._elements(node)))
         if isinstance(node, ast.BoolOp):
             return self._first(node)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
@@ -170,18 +170,18 @@ class _Way:
         if type(value) is not dict:
             raise Unknown(f"an item of {type(value)}")
         self._facts.type_of(value)
-        found = self._facts.item(value, key)
-        if found is not NOWHERE:
-            self._facts.type_of(found)
-        return found
+        entry = self._facts.item(value, key)
+        if entry is not NOWHERE:
+            self._facts.type_of(entry)
+        return entry
 
     def _call(self, function: ast.Attribute, argument: Any) -> Any:
         """super().__getattribute__(argument), or the method `get` of a dictionary."""
         if ast.unparse(function) == "super().__getattribute__" and isinstance(argument, str) and self._self is not NOWHERE:
             return self._there(self._facts.attribute_after(self._self, self._own_class(), argument))
         if function.attr == "get":
-            found = self._item(self._value(function.value), argument)
-            return None if found is NOWHERE else found
+            entry = self._item(self._value(function.value), argument)
+            return None if entry is NOWHERE else entry
         raise Unknown(ast.unparse(function))
 
     def _own_class(self) -> Any:
@@ -196,8 +196,8 @@ class _Way:
         match name, arguments:
             case "getattr", [of, ast.Constant(value=str(attribute)), default]:
                 owner, otherwise = self._value(of), self._value(default)
-                found = self._facts.attribute_or_nothing(owner, attribute)
-                return otherwise if found is NOWHERE else self._there(found)
+                attribute_value = self._facts.attribute_or_nothing(owner, attribute)
+                return otherwise if attribute_value is NOWHERE else self._there(attribute_value)
             case "len", [of]:
                 return len(self._sequence(self._value(of)))
             case "all" | "any", [ast.GeneratorExp() as each]:

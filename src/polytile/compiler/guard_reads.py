@@ -217,9 +217,9 @@ class Reads:
         """Notes what guards on a dictionary's keys, by their order, and their values read."""
         keys = self.facts.all_items(value)
         for place, managers in manager.get_key_value_managers().items():
-            for each, found in zip(managers, keys[place], strict=True):
+            for each, pair in zip(managers, keys[place], strict=True):
                 if each is not None:
-                    self._go_to(each, found, versioned=True)
+                    self._go_to(each, pair, versioned=True)
 
     def _step(self, accessor: Any, value: Any) -> Any:
         """What an accessor leads to from a value."""
@@ -330,8 +330,8 @@ class Reads:
     def _item_of_dictionary(self, of: ast.expr, key: ast.expr) -> Any:
         """dict.__getitem__(dictionary, key), whatever its class has"""
         place = _place_of_key(key)
-        found = self._key(*place) if place else ast.literal_eval(key)
-        return self.facts.item(self._value(of), found)
+        named = self._key(*place) if place else ast.literal_eval(key)
+        return self.facts.item(self._value(of), named)
 
     def _key(self, of: ast.expr, place: int) -> Any:
         """list(dict.keys(dictionary))[place]"""
@@ -449,7 +449,7 @@ def _key_of(text: str) -> Any:
 
 def _found(pattern: str, text: str) -> str:
     """What the group of a pattern finds in a guard's text."""
-    found = re.fullmatch(pattern, text)
-    if found is None:
+    match = re.fullmatch(pattern, text)
+    if match is None:
         raise Unknown(text)
-    return found[1]
+    return match[1]

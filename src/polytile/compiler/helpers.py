@@ -68,13 +68,13 @@ def _torch() -> types.ModuleType:
         and NaN, which equals nothing, keep none."""
         if type(value) is not float or not value or value != value or torch._C._len_torch_dispatch_stack():
             return torch._as_tensor_fullprec(value)
-        found = kept.get(value)
-        if found is None:
+        tensor = kept.get(value)
+        if tensor is None:
             with torch.inference_mode(False):  # a later call may compute gradients
-                found = torch._as_tensor_fullprec(value)
+                tensor = torch._as_tensor_fullprec(value)
             if len(kept) < MOST_NUMBERS:
-                kept[value] = found
-        return found
+                kept[value] = tensor
+        return tensor
 
     vars(module).update(_as_tensor_fullprec=as_tensor)
     return module

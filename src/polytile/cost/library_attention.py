@@ -39,6 +39,7 @@ def work(problem: AttentionProblem, size: Mapping[str, int]) -> tuple[float, flo
 
 
 def bias_bytes(problem: AttentionProblem, size: Mapping[str, int]) -> int:
+    """Bytes of the bias at these sizes; 0 without a bias."""
     if problem.bias is None:
         return 0
     count = problem.bias.dtype.itemsize

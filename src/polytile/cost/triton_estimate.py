@@ -260,8 +260,8 @@ class Estimate(ABC):
     @property
     def _shared(self) -> float:
         """Bytes of shared memory per program for loads in flight."""
-        going = set(self.tile.reduced)
-        under_way = [a for a in self.work.accesses if not a.store and going & {self.dims[s] for s in a.strides}]
+        looped = set(self.tile.reduced)
+        under_way = [a for a in self.work.accesses if not a.store and looped & {self.dims[s] for s in a.strides}]
         return self.stages * self.block_points * sum(a.itemsize for a in under_way) if self.stages > 1 else 0.0
 
     @property
@@ -297,11 +297,11 @@ class Estimate(ABC):
         """
         if self.stages == 1 or self.schedule.bounded:
             return 0.0
-        going, cycles = set(self.tile.reduced), 0.0
+        looped, cycles = set(self.tile.reduced), 0.0
         for access in self.work.accesses:
             together = self.vector_width(access)
             size = together * access.itemsize
-            if not access.store and going & {self.dims[s] for s in access.strides} and NARROW_COPY <= size < WIDE_COPY:
+            if not access.store and looped & {self.dims[s] for s in access.strides} and NARROW_COPY <= size < WIDE_COPY:
                 cycles += self.touched_points(access) / together / self.device.warp * COPIED * NARROW_COPY / size
         return cycles / (min(self.launched_programs, self.device.sms) * self.device.clock)
 

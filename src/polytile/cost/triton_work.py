@@ -111,6 +111,7 @@ def nest_under(kernel: LoopKernel, schedule: GpuSchedule) -> tuple[LoopKernel, N
 
 
 def tile_at(digest: str, nest: Nest, schedule: GpuSchedule) -> Tile:
+    """The tile of a schedule without any facts, remembered by the kernel's digest."""
     key = (digest, schedule)
     if key not in _tiles:
         _tiles[key] = tile_of(nest, schedule, Facts())
@@ -118,6 +119,7 @@ def tile_at(digest: str, nest: Nest, schedule: GpuSchedule) -> Tile:
 
 
 def work_at(kernel: LoopKernel, schedule: GpuSchedule, size: tuple[tuple[str, int], ...]) -> Work:
+    """What a kernel under this schedule does at these sizes, remembered."""
     key = (kernel.digest, schedule.one_sweep, schedule.bounded, size)
     if key not in _works:
         own, nest = nest_under(kernel, schedule)

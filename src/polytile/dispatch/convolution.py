@@ -24,10 +24,10 @@ def define_convolution(target: ChosenConvolution | ChosenGradients) -> MultiKern
     """The MultiKernel that calls of `target` use from now on, under the options in force; equal problems share one."""
     device = target.device
     if isinstance(target, ChosenGradients):
-        spec, found = gradient_spec(target.problem, device), convolution_backward.candidates(target.problem, device)
+        spec, candidates = gradient_spec(target.problem, device), convolution_backward.candidates(target.problem, device)
     else:
-        spec, found = convolution_spec(target.problem, device), convolution.candidates(target.problem, device)
-    target.kernel = define(spec, found)
+        spec, candidates = convolution_spec(target.problem, device), convolution.candidates(target.problem, device)
+    target.kernel = define(spec, candidates)
     return target.kernel
 
 

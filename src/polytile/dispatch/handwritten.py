@@ -322,8 +322,8 @@ class Kernel:
     def _sizes(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
         """The sizes of a call. Raises InvalidInput for tensors that do not fit."""
         by_place = self.signature.sizes_by_place
-        found = by_place(tensors) if by_place is not None else None
-        return found if found is not None else self.signature.sizes(self.name, tensors)
+        sizes = by_place(tensors) if by_place is not None else None
+        return sizes if sizes is not None else self.signature.sizes(self.name, tensors)
 
     def _launch(self, tensors: Sequence[torch.Tensor], keywords: Keywords, sizes: tuple[int, ...] | None = None) -> None:
         if sizes is None:

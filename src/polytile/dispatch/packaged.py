@@ -50,9 +50,9 @@ class Leaf:
 
     @property
     def form(self) -> Portable:
-        found = self.candidate.portable()
-        assert found is not None
-        return found
+        portable = self.candidate.portable()
+        assert portable is not None
+        return portable
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,9 @@ class _Maker:
         over."""
         failed = set[str]()
         while (name := self._select(ints, key, failed, pointers, note=True)) is not None:
-            found = next(filter(self._usable, forms(name)), None)
-            if found is not None:
-                return found
+            first = next(filter(self._usable, forms(name)), None)
+            if first is not None:
+                return first
             self.decisions.pop()
             failed.add(name)
         return None
@@ -160,7 +160,7 @@ class _Maker:
         return False
 
     def table(self) -> PackagedTable:
-        often = Counter(found for met in self.calls if (found := self.choose(met)) is not None)
+        often = Counter(choice for met in self.calls if (choice := self.choose(met)) is not None)
         first = self.choose(self.calls[0])
         best = list(dict.fromkeys(c for c in (first, *(c for c, _ in often.most_common(MOST_CANDIDATES))) if c is not None))
         decided = self._decided()
@@ -179,7 +179,7 @@ class _Maker:
 
     def _decided(self) -> dict[KeyFields, tuple[int, ...]]:
         """What was decided by measuring, or for these sizes alone. Regimes that are subdivided have no leaves."""
-        found: dict[KeyFields, tuple[int, ...]] = {}
+        leaves_by_node: dict[KeyFields, tuple[int, ...]] = {}
         for fields, decision in self.multikernel.regimes.items():
             if not decision.ints:
                 continue
@@ -197,10 +197,10 @@ class _Maker:
                 candidate = self._choose(decision.ints, regime.pack(fields), form, pointers)
             if candidate is None:
                 continue
-            found[fields] = (self._number(candidate),)
+            leaves_by_node[fields] = (self._number(candidate),)
             if self.keys.is_sub_bucket(fields):
-                found[self.keys.bucket(fields)] = ()
-        return found
+                leaves_by_node[self.keys.bucket(fields)] = ()
+        return leaves_by_node
 
     def _in_cell(self, cell: Cell, met: Met, candidates: Iterable[Candidate | None]) -> tuple[int, ...]:
         """The leaves that are right all over a cell, the best predicted first. What the selector takes there, which may know
@@ -211,7 +211,7 @@ class _Maker:
 
     def _anywhere(self, candidates: Sequence[Candidate]) -> tuple[int, ...]:
         """The leaves that are right at all sizes, one at least for each call's fixed integers where there is one."""
-        found: dict[int, None] = {}
+        numbers: dict[int, None] = {}
         for met in {tuple(met.fixed.items()): met for met in self.calls}.values():
             corners = ({**dict.fromkeys(self.keys.size_names, 1), **met.fixed},)
             own = self._right(candidates, corners, (), met.fixed)
@@ -219,8 +219,8 @@ class _Maker:
                 if any(self._always(self._leaf(number), met.fixed, device) for number in own):
                     continue
                 own += self._last(candidates, corners, met, device)
-            found |= dict.fromkeys(own)
-        return tuple(found)
+            numbers |= dict.fromkeys(own)
+        return tuple(numbers)
 
     def _last(
         self, candidates: Sequence[Candidate], corners: Sequence[Mapping[str, int]], met: Met, device: DeviceFacts | None

@@ -70,9 +70,9 @@ def calls_aten_alone(graph: torch.fx.GraphModule) -> bool:
 
 def changed_inputs(graph: torch.fx.Graph) -> set[str]:
     """Names of the inputs that the graph overwrites."""
-    found: set[str] = set()
+    changed: set[str] = set()
     for node in graph.nodes:
         schema = getattr(node.target, "_schema", None)
         if schema is not None and schema.is_mutable:
-            found |= {leaf.name for leaf in tree_leaves(node.args) if isinstance(leaf, torch.fx.Node)}
-    return found
+            changed |= {leaf.name for leaf in tree_leaves(node.args) if isinstance(leaf, torch.fx.Node)}
+    return changed

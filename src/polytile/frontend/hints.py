@@ -91,13 +91,13 @@ def sizes_of(graph: Any) -> Values:
     Strides are arguments too, so everything that is not a size must come after all sizes. Works for Dynamo's and AOTAutograd's
     graphs. Reads the tracer's values, and never specialises.
     """
-    found: Values = {}
+    sizes: Values = {}
     for number in _symbolic_numbers(graph):
         for symbol in sorted(number.node.expr.free_symbols, key=str):
             value = _traced(number.node.shape_env, symbol)
             if value is not None:
-                found.setdefault(symbol, value)
-    return found
+                sizes.setdefault(symbol, value)
+    return sizes
 
 
 def _symbolic_numbers(graph: Any) -> Iterator[torch.SymInt]:
@@ -189,14 +189,14 @@ def beginning(graph: torch.fx.GraphModule) -> str:
 
 def places_of(graph: torch.fx.GraphModule, symbols: Sequence[sympy.Symbol]) -> sizes_seen.Places:
     """Where the symbols are among the arguments of an AOTAutograd graph; empty if one does not appear by itself."""
-    found: dict[sympy.Symbol, tuple[int, int | None]] = {}
+    places: dict[sympy.Symbol, tuple[int, int | None]] = {}
     for number, node in enumerate(node for node in graph.graph.nodes if node.op == "placeholder"):
         value = node.meta.get("val")
         parts = value.shape if isinstance(value, torch.Tensor) and value.layout is torch.strided else [value]
         for dimension, part in enumerate(parts):
             if isinstance(part, torch.SymInt) and isinstance(part.node.expr, sympy.Symbol):
-                found.setdefault(part.node.expr, (number, dimension if isinstance(value, torch.Tensor) else None))
-    return tuple(found[symbol] for symbol in symbols) if all(symbol in found for symbol in symbols) else ()
+                places.setdefault(part.node.expr, (number, dimension if isinstance(value, torch.Tensor) else None))
+    return tuple(places[symbol] for symbol in symbols) if all(symbol in places for symbol in symbols) else ()
 
 
 def of_file(path: Path, graph: str, traced: Values) -> list[Values]:

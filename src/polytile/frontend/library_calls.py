@@ -100,4 +100,5 @@ def written_views(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def operator_name(target: Any) -> str:
+    """The operator's name in reports: "aten.mm.default"."""
     return str(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", str(target))

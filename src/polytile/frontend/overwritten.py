@@ -39,13 +39,13 @@ def _made_by_the_tracer(user: torch.fx.Node) -> bool:
 
 def _reached(starts: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
     """These nodes, and all nodes that depend on them."""
-    found, left = set(), list(starts)
+    reached, left = set(), list(starts)
     while left:
         node = left.pop()
-        if node not in found:
-            found.add(node)
+        if node not in reached:
+            reached.add(node)
             left.extend(node.users)
-    return found
+    return reached
 
 
 def _read_through_clone(graph: torch.fx.Graph, node: torch.fx.Node) -> None:

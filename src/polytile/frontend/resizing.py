@@ -85,8 +85,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
     name, size, align_corners, scales = ctx.given
-    found = UPSAMPLE_BACKWARD(grad, name, size, list(ctx.shape), align_corners, scales)
-    return found, None, None, None, None
+    gradient = UPSAMPLE_BACKWARD(grad, name, size, list(ctx.shape), align_corners, scales)
+    return gradient, None, None, None, None
 
 
 _library.impl("upsample", _upsample, "CompositeExplicitAutograd")
@@ -132,8 +132,8 @@ def _looking(name: str, rule: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return rule(x, output_size, *given, **named)
         size = upsample_compute_output_size(x.size(), output_size, scales)
         align_corners = bool(given[0]) if name in INTERPOLATING else False
-        found: Tensor = UPSAMPLE(x, name, list(size), align_corners, list(scales or [0.0] * (x.ndim - 2)))
-        return found
+        resized: Tensor = UPSAMPLE(x, name, list(size), align_corners, list(scales or [0.0] * (x.ndim - 2)))
+        return resized
 
     return traced
 

@@ -132,6 +132,7 @@ def _is_contiguous(node: torch.fx.Node) -> bool:
 
 
 def returns_many(graph: torch.fx.GraphModule) -> bool:
+    """Whether the graph returns a tuple or a list."""
     [output] = graph.graph.find_nodes(op="output")
     return isinstance(output.args[0], tuple | list)
 
@@ -142,5 +143,5 @@ def kinds_of_weights(
     """The inputs of a region that are weights in all its calls, and their kinds."""
     inputs = [node.name for node in graph.graph.find_nodes(op="placeholder")]
     given = [[getattr(leaf, "name", "") for leaf in tree_leaves(call.args[2:])] for call in calls]
-    found = {name: {weights.get(operands[k], "") for operands in given} for k, name in enumerate(inputs)}
-    return {name: kinds.pop() for name, kinds in found.items() if len(kinds) == 1 and "" not in kinds}
+    kinds_by_name = {name: {weights.get(operands[k], "") for operands in given} for k, name in enumerate(inputs)}
+    return {name: kinds.pop() for name, kinds in kinds_by_name.items() if len(kinds) == 1 and "" not in kinds}

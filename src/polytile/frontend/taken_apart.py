@@ -73,11 +73,11 @@ def _noting(operator: OpOverload, rule: Decomposition) -> Decomposition:
         if mode is None:
             return rule(*args, **kwargs)
         last = next(iter(reversed(mode.tracer.graph.nodes)), None)
-        found = rule(*args, **kwargs)
-        if found is not NotImplemented:
+        result = rule(*args, **kwargs)
+        if result is not NotImplemented:
             with disable_proxy_modes_tracing():  # comparing sizes must not be traced into the graph
-                _note(operator, args, kwargs, found, mode.tracer, last)
-        return found
+                _note(operator, args, kwargs, result, mode.tracer, last)
+        return result
 
     return run
 

@@ -54,7 +54,7 @@ def _wholes(graph: torch.fx.Graph, values: Values, operators: dict[str, Operator
     """Map results of decomposed operators to results of the original operators, which are added to `operators`."""
     nodes = {node.name: node for node in graph.nodes}
     names: dict[Whole, str | None] = {}
-    found: dict[Made, Made] = {}
+    wholes: dict[Made, Made] = {}
     for node in graph.nodes:
         noted = node.meta.get(KEY)
         made = _result_name(node)
@@ -67,8 +67,8 @@ def _wholes(graph: torch.fx.Graph, values: Values, operators: dict[str, Operator
                 operators[name] = operator
         name = names[noted.call]
         if name is not None and shape_of(node.meta.get("val")) == operators[name].results[noted.output or 0]:
-            found[made] = Made(name, noted.output)
-    return found
+            wholes[made] = Made(name, noted.output)
+    return wholes
 
 
 def _whole(call: Whole, nodes: Mapping[str, torch.fx.Node], values: Values) -> Operator | None:

@@ -245,7 +245,7 @@ def attend(
     if group != 1:
         k, v = (each.repeat_interleave(group, 1) for each in (k, v))
     added = empty_is_0 and fill == EMPTY
-    found = []
+    blocks = []
     for rows in _blocks(q, k, whole=scores is not None):
         products = rows.of(q).to(dtype) @ k.transpose(-1, -2) * scale
         own = rows.of(bias) if bias is not None else None
@@ -254,8 +254,8 @@ def attend(
         if empty_is_0:
             shares = torch.where((changed == EMPTY).all(-1, keepdim=True), 0.0, shares)
         shares = shares if factors is None else shares * rows.of(factors)
-        found.append((shares @ v, torch.logsumexp(changed, -1)))
-    out, lse = (torch.cat(each, 2) for each in zip(*found, strict=True))
+        blocks.append((shares @ v, torch.logsumexp(changed, -1)))
+    out, lse = (torch.cat(each, 2) for each in zip(*blocks, strict=True))
     return out, lse
 
 
@@ -284,7 +284,7 @@ def attend_backward(
     delta = (grad * out).sum(-1, keepdim=True)
     delta = delta if grad_lse is None else delta - grad_lse.to(dtype).unsqueeze(-1)
     added = empty_is_0 and fill == EMPTY
-    found: list[tuple[torch.Tensor, ...]] = []
+    gradients: list[tuple[torch.Tensor, ...]] = []
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
     for rows in _blocks(q, k, whole=scores is not None):
         own_q, own_grad, own_lse = rows.of(q), rows.of(grad), rows.of(lse)
@@ -305,8 +305,8 @@ def attend_backward(
             changes = torch.where(own, changes, 0.0)
         dk += changes.transpose(-1, -2) @ own_q
         dv += dropped.transpose(-1, -2) @ own_grad
-        found.append((changes @ k, of_scores) if with_changes else (changes @ k,))
-    dq, *more = (torch.cat(each, 2) for each in zip(*found, strict=True))
+        gradients.append((changes @ k, of_scores) if with_changes else (changes @ k,))
+    dq, *more = (torch.cat(each, 2) for each in zip(*gradients, strict=True))
     if group != 1:
         dk, dv = (each.unflatten(1, (heads, group)).sum(2) for each in (dk, dv))
     return dq, dk, dv, *more
@@ -340,8 +340,8 @@ def _by_part(
     def results(b: int, h: int) -> tuple[torch.Tensor, ...]:
         return run(**{name: None if each is None else part(each, b, h) for name, each in tensors.items()}, **how)
 
-    found = [[results(b, h) for h in range(heads)] for b in range(batch)]
-    of_batches = [[torch.cat(each, 1) for each in zip(*row, strict=True)] for row in found]
+    of_heads = [[results(b, h) for h in range(heads)] for b in range(batch)]
+    of_batches = [[torch.cat(each, 1) for each in zip(*row, strict=True)] for row in of_heads]
     return tuple(torch.cat(each) for each in zip(*of_batches, strict=True))
 
 
@@ -421,6 +421,6 @@ def attend_sequences_backward(
     dq, dk, dv = gradients
     for each in sequences(indices, count):
         left = map(each.rows, (out, lse, grad))
-        found = attend_backward(each.rows(q), each.keys(k), each.keys(v), *left, **settings)
-        for place, value in zip((each.rows(dq), each.keys(dk), each.keys(dv)), found, strict=False):
+        computed = attend_backward(each.rows(q), each.keys(k), each.keys(v), *left, **settings)
+        for place, value in zip((each.rows(dq), each.keys(dk), each.keys(dv)), computed, strict=False):
             place.copy_(value)

@@ -84,11 +84,11 @@ def _is_kept(word: int, p: float) -> bool:
 def kept(dropout: Dropout, state: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """Which elements of a row-major tensor are kept, as booleans; `state` has the seed and the offset, int64 [2]."""
     count = torch.Size(shape).numel()
-    found = torch.empty(count, dtype=torch.bool, device=state.device)
+    booleans = torch.empty(count, dtype=torch.bool, device=state.device)
     for first in range(0, count, PIECE):
-        part = found[first : first + PIECE]
+        part = booleans[first : first + PIECE]
         part.copy_(kept_from(dropout, state, count, first, part.numel()))
-    return found.view(tuple(shape))
+    return booleans.view(tuple(shape))
 
 
 def kept_from(dropout: Dropout, state: torch.Tensor, count: int, first: int, number: int) -> torch.Tensor:

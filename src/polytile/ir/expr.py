@@ -171,18 +171,22 @@ def load(dtype: torch.dtype, buffer: str, index: sympy.Expr, indirect: tuple[Nod
 
 
 def op(name: str, dtype: torch.dtype, *args: Node) -> Op:
+    """The operation `name` of these arguments, with values of `dtype`."""
     return make(Op, dtype=dtype, name=name, args=args)
 
 
 def reduce(kind: str, dtype: torch.dtype, *args: Node) -> Reduce:
+    """The reduction `kind` of these arguments over all reduced axes."""
     return make(Reduce, dtype=dtype, kind=kind, args=args)
 
 
 def scan(kind: str, dtype: torch.dtype, *args: Node) -> Scan:
+    """The scan `kind` of these arguments along the reduced axis."""
     return make(Scan, dtype=dtype, kind=kind, args=args)
 
 
 def part(node: Node, k: int, dtype: torch.dtype) -> Part:
+    """Result number `k` of a node that has several."""
     return make(Part, dtype=dtype, node=node, k=k)
 
 
@@ -252,6 +256,7 @@ def exchange(roots: tuple[Node, ...], nodes: Mapping[int, Node]) -> tuple[Node, 
 
 
 def map_indices(roots: tuple[Node, ...], index_map: Callable[[sympy.Expr], sympy.Expr]) -> tuple[Node, ...]:
+    """The roots with every index replaced by what `index_map` gives for it."""
     return rewrite(roots, lambda node, children: rebuild(node, children, index_map))
 
 
@@ -294,6 +299,7 @@ def _checked_where(check: Op, mask: Node) -> Node:
 
 
 def loads(*roots: Node) -> list[Load]:
+    """The loads that the roots are computed from."""
     return [n for n in walk(*roots) if isinstance(n, Load)]
 
 

@@ -95,4 +95,5 @@ def leaning(how: Leaning) -> Iterator[None]:
 
 
 def active() -> Leaning | None:
+    """The leaning in force in this context, or None."""
     return _active.get()

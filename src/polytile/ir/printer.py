@@ -30,11 +30,13 @@ _ASSIGN = {"set": "=", "add": "+=", "sum": "sum="}  # by the mode of a store
 
 
 def type_name(dtype: torch.dtype) -> str:
+    """The dtype in IR text: "float32"."""
     return str(dtype).removeprefix("torch.")
 
 
 @functools.lru_cache(maxsize=100_000)
 def index_text(index: sympy.Expr) -> str:
+    """An index expression in IR text."""
     return str(index)
 
 
@@ -181,6 +183,7 @@ def _input_text(item: Input) -> str:
 
 
 def program_text(program: Program) -> str:
+    """The program as text: its inputs, buffers, operations and outputs."""
     lines = [f"program {program.name}({', '.join(_input_text(i) for i in program.inputs)})"]
     lines += ["  " + buffer_text(b) for b in program.buffers.values()]
     for op in program.operations:

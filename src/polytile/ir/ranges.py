@@ -48,6 +48,6 @@ def integer_range(node: Node) -> Range | None:
     if not isinstance(node, Op) or node.name not in RULES:
         return None
     ranges = [integer_range(each) for each in node.args]
-    found = RULES[node.name](*ranges) if all(each is not None for each in ranges) else None
+    bounds = RULES[node.name](*ranges) if all(each is not None for each in ranges) else None
     least, most = _of_type(node.dtype)
-    return found if found is not None and least <= found[0] and found[1] <= most else None
+    return bounds if bounds is not None and least <= bounds[0] and bounds[1] <= most else None

@@ -83,6 +83,7 @@ def guards(size: sympy.Expr, least: sympy.Expr) -> list[sympy.Expr]:
 
 
 def product(sizes: Iterable[sympy.Expr]) -> sympy.Expr:
+    """The product of sizes; 1 if there are none."""
     return sympy.prod(list(sizes), start=ONE) if sizes else ONE
 
 

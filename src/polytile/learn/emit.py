@@ -84,6 +84,7 @@ def about(model: Trained) -> str:
 
 
 def sentence(report: Tried) -> str:
+    """The report of a model in one sentence."""
     answers = f"{report.correct} right, {report.wrong} wrong, {report.unsure} unsure"
     return (
         f"{report.total} problems, {answers}; the worst wrong answer took {report.max_wrong_speedup:.2f} times the fastest's "

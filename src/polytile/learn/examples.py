@@ -74,14 +74,14 @@ class Examples:
         Number of problems measured before predictions recorded their terms.
     """
 
-    found: tuple[Example, ...]
+    examples: tuple[Example, ...]
     alone: int = 0
     without_terms: int = 0
 
     def families(self) -> dict[tuple[str, str], list[Example]]:
         """The examples of each model."""
         made: dict[tuple[str, str], list[Example]] = {}
-        for example in self.found:
+        for example in self.examples:
             made.setdefault(example.family, []).append(example)
         return made
 
@@ -93,7 +93,7 @@ def examples(records: Iterable[Record]) -> Examples:
     once that is known. So are times that were taken while other programs used the cores: on a machine with two cores, kernels
     with two threads then took 50 times the predicted time.
     """
-    found: list[Example] = []
+    learnable: list[Example] = []
     alone = without = 0
     for matrix in matrices(sorted(records, key=lambda record: (record.taken_at, record.uid))):
         for problem, candidates in matrix.candidates.items():
@@ -104,9 +104,9 @@ def examples(records: Iterable[Record]) -> Examples:
             elif not any(c.terms({}) for c in ran):
                 without += 1
             else:
-                found.append(_example(problem, sorted(ran, key=lambda c: (c.name, c.source_hash))))
-    found.sort(key=lambda example: example.problem.key)
-    return Examples(tuple(found), alone, without)
+                learnable.append(_example(problem, sorted(ran, key=lambda c: (c.name, c.source_hash))))
+    learnable.sort(key=lambda example: example.problem.key)
+    return Examples(tuple(learnable), alone, without)
 
 
 def _example(problem: Problem, ran: Sequence[Recorded]) -> Example:

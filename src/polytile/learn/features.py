@@ -59,8 +59,8 @@ def _own(offer: Offer, best: float) -> Row:
 
 def words(problem: Problem, offers: Sequence[Offer]) -> set[str]:
     """What a model must have seen in order to rank these offers: dtypes, origins, and the strings of configs."""
-    found = {f"dtype={dtype}" for dtype in problem.dtypes} | {f"origin={offer.origin}" for offer in offers}
-    return found | {f"{n}={said}" for offer in offers for n, said in offer.config.values if isinstance(said, str)}
+    terms = {f"dtype={dtype}" for dtype in problem.dtypes} | {f"origin={offer.origin}" for offer in offers}
+    return terms | {f"{n}={said}" for offer in offers for n, said in offer.config.values if isinstance(said, str)}
 
 
 def values(row: Row, names: Sequence[str]) -> list[float]:
@@ -77,13 +77,13 @@ def device_numbers(machine: Mapping[str, str]) -> Row:
     """Known numbers of a device: multiprocessors, clock, caches and memory of a GPU; cores, threads, clock and caches of a
     CPU."""
     on_gpu = machine.get("kind") == "cuda"
-    found = {f"device.{name}": _number(machine.get(name)) for name in (GPU_NUMBERS if on_gpu else CPU_NUMBERS)}
+    numbers = {f"device.{name}": _number(machine.get(name)) for name in (GPU_NUMBERS if on_gpu else CPU_NUMBERS)}
     if on_gpu:
-        found["device.memory"] = _number(machine.get("memory_clock")) * _number(machine.get("memory_bus_bits"))
+        numbers["device.memory"] = _number(machine.get("memory_clock")) * _number(machine.get("memory_bus_bits"))
     else:
         caches = json.loads(machine.get("caches", "{}"))
-        found |= {f"device.{name}": float(size) for name, size in caches.items() if isinstance(size, int | float)}
-    return {name: value for name, value in found.items() if not math.isnan(value)}
+        numbers |= {f"device.{name}": float(size) for name, size in caches.items() if isinstance(size, int | float)}
+    return {name: value for name, value in numbers.items() if not math.isnan(value)}
 
 
 def architecture(machine: Mapping[str, str]) -> str:

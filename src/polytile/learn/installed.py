@@ -33,23 +33,23 @@ def models() -> tuple[Trained, ...]:
     """The models in use, one per family and architecture; none if option `learned` is off."""
     if not options.get("learned"):
         return ()
-    found: dict[tuple[str, str], Trained] = {}
+    by_problem: dict[tuple[str, str], Trained] = {}
     for folder in (users(), SHIPPED):
         for model in usable(folder):
-            found.setdefault((model.family, model.architecture), model)
-    return tuple(found.values())
+            by_problem.setdefault((model.family, model.architecture), model)
+    return tuple(by_problem.values())
 
 
 @functools.cache
 def usable(folder: Path) -> tuple[Trained, ...]:
     """The usable models in a folder, as of the first call."""
-    found = []
+    trained = []
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         try:
-            found.append(checked(path))
+            trained.append(checked(path))
         except ModelError as error:
             log.warning("A learned model is not used: %s", error)
-    return tuple(found)
+    return tuple(trained)
 
 
 def checked(path: Path) -> Trained:

@@ -170,13 +170,13 @@ class Trained:
 
     def choose(self, problem: Problem, offers: Sequence[Offer]) -> str | None:
         """The candidate of which the model is sure; None if it is unsure, or the problem is outside its training range."""
-        found = self.judge(problem, offers)
-        return found.ranking[0] if found is not None and found.sure else None
+        judgement = self.judge(problem, offers)
+        return judgement.ranking[0] if judgement is not None and judgement.sure else None
 
     def expect(self, problem: Problem, offers: Sequence[Offer]) -> Mapping[str, float] | None:
         """The predicted seconds of each candidate, for a shortlist; None outside its training range."""
-        found = self.judge(problem, offers)
-        return found.seconds if found is not None else None
+        judgement = self.judge(problem, offers)
+        return judgement.seconds if judgement is not None else None
 
     def judge(self, problem: Problem, offers: Sequence[Offer]) -> Judgement | None:
         """The judgement of these candidates on the problem's device; None outside its training range."""

@@ -47,9 +47,9 @@ class Operation:
         """The sizes of problem `number`, with at most `limit` work."""
         draw, way = random.Random(f"{self.name} {seed} {number}"), WAYS[number % len(WAYS)]
         while True:
-            found = {name: _drawn(draw, way, low, high) for name, (low, high) in self.ranges.items()}
-            if self.work(found) <= limit:
-                return found
+            drawn = {name: _drawn(draw, way, low, high) for name, (low, high) in self.ranges.items()}
+            if self.work(drawn) <= limit:
+                return drawn
 
 
 def _drawn(draw: random.Random, way: str, low: int, high: int) -> int:

@@ -93,8 +93,8 @@ def _prior_ranking(each: Case) -> tuple[float, ...]:
 
 def geomean(ratios: Iterable[float]) -> float:
     """The geometric mean; 1 if there are no ratios."""
-    found = list(ratios)
-    return _rounded(statistics.geometric_mean(found)) if found else 1.0
+    positive = list(ratios)
+    return _rounded(statistics.geometric_mean(positive)) if positive else 1.0
 
 
 def quantile(ratios: Sequence[float], share: float) -> float:

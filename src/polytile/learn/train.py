@@ -154,11 +154,11 @@ def _settings(parts: Parts, tell: Tell) -> Settings:
 
 def _fresh_cases(parts: Parts, settings: Settings) -> list[Case]:
     """The score on each part of a model trained on the other parts."""
-    found: list[Case] = []
+    fresh: list[Case] = []
     for place, part in enumerate(parts):
         others = [example for other in (*parts[:place], *parts[place + 1 :]) for example in other]
-        found += cases(grown(others, settings), part)
-    return found
+        fresh += cases(grown(others, settings), part)
+    return fresh
 
 
 def held_out(chosen: Sequence[Example]) -> Iterator[tuple[Trained, list[Example]]]:
@@ -168,6 +168,7 @@ def held_out(chosen: Sequence[Example]) -> Iterator[tuple[Trained, list[Example]
 
 
 def grid() -> Iterator[Settings]:
+    """The settings of all trees that training tries."""
     for depth, leaf, criterion in itertools.product(DEPTHS, LEAVES, CRITERIA):
         yield Settings(depth, leaf, criterion, TREES)
 
@@ -218,7 +219,7 @@ def grown(learned: Sequence[Example], settings: Settings) -> Trained:
         architecture,
         data.names,
         flat([estimator.tree_ for estimator in regressor.estimators_]),
-        {name: (min(found), max(found)) for name, found in ends.items()},
+        {name: (min(values), max(values)) for name, values in ends.items()},
         frozenset().union(*(features.words(example.problem, example.offers) for example in learned)),
         -1.0,
         settings,

@@ -41,6 +41,7 @@ def blocks(kernel: GemmKernel) -> dict[str, Blocks]:
 
 
 def size_names(kernel: GemmKernel) -> tuple[str, ...]:
+    """The names of the strides of scales by blocks, which are integers of the kernel."""
     return tuple(stride for name in blocks(kernel) for stride in STRIDES[name])
 
 

@@ -42,10 +42,10 @@ class Content:
 
     def digest(self) -> str:
         """SHA-256 in hexadecimal digits."""
-        found = hashlib.sha256()
+        sha = hashlib.sha256()
         for chunk in self.chunks():
-            found.update(chunk)
-        return found.hexdigest()
+            sha.update(chunk)
+        return sha.hexdigest()
 
 
 def write_file(path: Path, content: Content) -> None:
@@ -83,7 +83,8 @@ def _padding(begin: int, name: str, wide: bool) -> bytes:
 
 
 def write_folder(path: Path, files: Mapping[str, Content]) -> None:
-    """Writes the files to a folder, replacing an existing folder of a package."""
+    """Writes the files to a folder, replacing an existing folder of a package. Raises FileExistsError if there is a
+    folder of another kind."""
     if path.exists() and not (path / MANIFEST).is_file():
         raise FileExistsError(f"{path} exists and is no package")
     temporary = Path(f"{path}.{os.getpid()}.tmp")

@@ -186,14 +186,14 @@ def _device(graph: torch.fx.GraphModule) -> torch.device:
 
 
 def _given(program: ExportedProgram) -> tuple[Given, ...]:
-    found = []
+    inputs = []
     for spec in program.graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
             constant = isinstance(spec.arg, ConstantArgument)
-            found.append(Given(spec.arg.name, getattr(spec.arg, "value", None), constant))
+            inputs.append(Given(spec.arg.name, getattr(spec.arg, "value", None), constant))
         elif spec.kind not in HELD:
             raise PackageError(f"the program takes {spec.arg.name!r}, a {spec.kind.name.lower()}, which packages cannot hold.")
-    return tuple(found)
+    return tuple(inputs)
 
 
 def _result(argument: Any) -> Result:

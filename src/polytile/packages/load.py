@@ -88,13 +88,13 @@ def _verify(path: Path, manifest: Mapping[str, Any], weights: bool) -> None:
     for name, known in manifest["files"].items():
         if name == archive.WEIGHTS and not weights:
             continue
-        found = hashlib.sha256()
+        sha = hashlib.sha256()
         try:
             for chunk in _chunks(path, name, manifest):
-                found.update(chunk)
+                sha.update(chunk)
         except (OSError, KeyError, zipfile.BadZipFile) as error:
             raise PackageError(f"the package {path} lacks its file {name}, or it is damaged ({error}). Write it again.") from None
-        if found.hexdigest() != known["sha256"]:
+        if sha.hexdigest() != known["sha256"]:
             raise PackageError(f"the package {path}: its file {name} is not the one that was written. Write it again.")
 
 
@@ -245,15 +245,15 @@ class Package:
 
     def _given_back(self, outputs: Any) -> list[Any]:
         left = iter(outputs)
-        found: list[Any] = []
+        results: list[Any] = []
         for own in self._outputs:
             if "constant" in own:
-                found.append(own["constant"])
+                results.append(own["constant"])
                 continue
             managed = next(left)
             result = None if not managed else torch.from_dlpack(_capsule(managed, b"dltensor", None))
-            found.append(int(result) if own["number"] and result is not None else result)
-        return found
+            results.append(int(result) if own["number"] and result is not None else result)
+        return results
 
 
 def _in_order(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:

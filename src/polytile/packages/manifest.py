@@ -18,14 +18,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a package. Raises PackageError where there is none, or one of another format."""
     try:
         manifest: dict[str, Any] = json.loads(archive.read(path, archive.MANIFEST))
-        found = manifest["format"]
+        form = manifest["format"]
     except FileNotFoundError:
         raise PackageError(f"there is no package {path}.") from None
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise PackageError(f"{path} is no package, or only a part of one ({type(error).__name__}: {error}).") from None
-    if found != FORMAT:
+    if form != FORMAT:
         raise PackageError(
-            f"the package {path} has format {found}, and this polytile reads format {FORMAT}. Write it again with this version, "
+            f"the package {path} has format {form}, and this polytile reads format {FORMAT}. Write it again with this version, "
             f"or load it with polytile {manifest.get('polytile')}."
         )
     return manifest

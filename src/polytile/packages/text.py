@@ -153,7 +153,8 @@ class PackageWriter(cpp.UnitWriter):
         super().make_view(replace(line, alias=False))
 
     def find_packed_weight(self, line: lines.FindPackedWeight) -> None:
-        """The copy is made now, and held beside the weight."""
+        """The copy is made now, and held beside the weight. Raises PackageError for a weight that is no constant of the
+        program."""
         site, weight = self.sites[id(line.find)], self.held.get(line.weight)
         if weight is None:
             raise PackageError(f"the program looks up a copy of {line.weight!r}, which is no constant of the program.")

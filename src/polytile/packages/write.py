@@ -350,7 +350,7 @@ def _memory(writer: PackageWriter, given: Sequence[hinted.Values]) -> dict[str, 
     return {
         "calls": list(held.calls),
         "memories": [[memory.name, memory.first, memory.last] for memory in held.memories],
-        "at": [{"sizes": dict(values), **vars(found)} for values, found in at.items()],
+        "at": [{"sizes": dict(values), **vars(planned)} for values, planned in at.items()],
     }
 
 

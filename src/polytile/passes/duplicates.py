@@ -94,9 +94,9 @@ def _written_again(program: Program) -> set[str]:
 
 def _stand_ins(first: Extern, second: Extern, again: set[str], outputs: set[str]) -> dict[str, str] | None:
     """For each result of a call that of an equal earlier one; None if the second has to be made as well."""
-    found = {gone: kept for kept, gone in zip(first.outputs, second.outputs, strict=True) if gone is not None}
-    known = {gone: kept for gone, kept in found.items() if kept is not None and gone not in outputs and not {gone, kept} & again}
-    return known if len(known) == len(found) and not second.symbols else None
+    pairs = {gone: kept for kept, gone in zip(first.outputs, second.outputs, strict=True) if gone is not None}
+    known = {gone: kept for gone, kept in pairs.items() if kept is not None and gone not in outputs and not {gone, kept} & again}
+    return known if len(known) == len(pairs) and not second.symbols else None
 
 
 def _is_repeatable(call: Extern) -> bool:

@@ -51,6 +51,7 @@ def kept_axes(loop: Loop) -> tuple[list[Axis], list[Axis]]:
 
 
 def has_scan(loop: Loop) -> bool:
+    """Whether the loop computes a scan."""
     return any(isinstance(node, Scan) for node in expr.walk(*loop.roots))
 
 

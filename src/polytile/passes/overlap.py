@@ -36,10 +36,12 @@ def overlap_collectives(program: Program) -> Program:
 
 
 def is_wait(operation: Operation) -> bool:
+    """Whether the operation waits for a collective."""
     return _is_collective(operation) and "wait_tensor" in str(operation.target)  # type: ignore[union-attr]  # an Extern
 
 
 def is_start(operation: Operation) -> bool:
+    """Whether the operation starts a collective."""
     return _is_collective(operation) and not is_wait(operation)
 
 

@@ -30,6 +30,7 @@ def split_axes(program: Program) -> Program:
 
 
 def split_loop(loop: Loop) -> Loop:
+    """The loop with axes split until no index has a division that a split removes."""
     return traced_split(loop)[0]
 
 
@@ -70,8 +71,8 @@ class _Split:
 def _divisions(loop: Loop) -> set[sympy.Expr]:
     """Divisions and moduli of loop axes among the indices."""
     axes = loop.ranges.keys()
-    found = set().union(*(index.atoms(*_DIVISIONS) for index in indices(loop) if sizes.has_division(index)))
-    return {division for division in found if sizes.symbols(division) & axes}
+    atoms = set().union(*(index.atoms(*_DIVISIONS) for index in indices(loop) if sizes.has_division(index)))
+    return {division for division in atoms if sizes.symbols(division) & axes}
 
 
 def _candidates(loop: Loop, divisions: set[sympy.Expr]) -> Iterator[_Split]:

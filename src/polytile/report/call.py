@@ -140,15 +140,15 @@ def is_profile(path: Path) -> bool:
 def read(path: Path) -> CallReport:
     """Raises ReportError if the file is damaged, or of another format."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
-        if found[MARK] != FORMAT:
+        content: dict[str, Any] = json.loads(path.read_text())
+        if content[MARK] != FORMAT:
             raise ReportError(
-                f"the profile {path} has format {found[MARK]}, and this polytile reads format {FORMAT}. Save it again with this "
-                "version."
+                f"the profile {path} has format {content[MARK]}, and this polytile reads format {FORMAT}. Save it again with "
+                "this version."
             )
-        lines = tuple(Line(*line) for line in found["lines"])
-        views = tuple(View(name, tuple(Step(*step) for step in steps)) for name, steps in found["views"])
-        return CallReport(str(path), str(found["name"]), float(found["wall"]), found["environment"], lines, views)
+        lines = tuple(Line(*line) for line in content["lines"])
+        views = tuple(View(name, tuple(Step(*step) for step in steps)) for name, steps in content["views"])
+        return CallReport(str(path), str(content["name"]), float(content["wall"]), content["environment"], lines, views)
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, ReportError):
             raise
@@ -164,6 +164,7 @@ def tables(call: CallReport) -> Iterator[tuple[str, Table]]:
 
 
 def summary(call: CallReport) -> Table:
+    """The first table of a report on one call."""
     rows: list[tuple[str, str]] = [("a call without a profiler", f"{micros(call.wall)} µs")]
     for view in call.views:
         rows.append((view.name, f"{micros(view.seconds)} µs from the call to the last step's end"))

@@ -143,19 +143,19 @@ def _panel(problems: dict[Problem, list[Record]], name: Callable[[Problem], str]
 
 
 def _cell(problem: Problem, records: Sequence[Record]) -> Cell:
-    found = list(standings(records).values())
-    scores, entrants = [each.score for each in found], [each.entrant for each in found]
+    rivals = list(standings(records).values())
+    scores, entrants = [each.score for each in rivals], [each.entrant for each in rivals]
     band = noise_band(kind_of(problem.device))
     best = pick(scores, band, entrants)
     alike = equals(scores, band, entrants)
-    ranked = sorted(range(len(found)), key=lambda place: scores[place].seconds if scores[place].ok else math.inf)
+    ranked = sorted(range(len(rivals)), key=lambda place: scores[place].seconds if scores[place].ok else math.inf)
     return Cell(
         problem.sizes,
-        tuple(_entry(found[place]) for place in ranked),
+        tuple(_entry(rivals[place]) for place in ranked),
         None if best is None else ranked.index(best),
         Certainty.NONE if best is None else _certainty(scores, len(alike), scores[best].provisional, band, entrants),
-        tuple(found[place].measured[-1].candidate for place in alike if place != best),
-        stated_work(each.measured[-1] for each in found),
+        tuple(rivals[place].measured[-1].candidate for place in alike if place != best),
+        stated_work(each.measured[-1] for each in rivals),
     )
 
 

@@ -85,13 +85,13 @@ def compare(before: Sequence[Panel], after: Sequence[Panel]) -> Comparison:
 
 def _spots(panels: Sequence[Panel]) -> dict[tuple[object, ...], list[Spot]]:
     """Every cell with a time, by its work and sizes."""
-    found: dict[tuple[object, ...], list[Spot]] = {}
+    by_work: dict[tuple[object, ...], list[Spot]] = {}
     for number, panel in enumerate(panels):
         for place, cell in enumerate(panel.cells):
             if cell.winner is not None and cell.winner.seconds is not None:
                 work = panel.family, panel.digest, panel.dtypes, panel.layouts, cell.sizes
-                found.setdefault(work, []).append((number, place))
-    return found
+                by_work.setdefault(work, []).append((number, place))
+    return by_work
 
 
 def _differences(before: Panel, after: Panel) -> tuple[str, ...]:

@@ -84,14 +84,14 @@ class Held:
 
 def report(held: Held, before: Held | None, name: Callable[[Problem], str], made: float, command: str) -> Report:
     """The report on these measurements, and on the changes since `before`. `name` returns the name of a problem's kernel."""
-    found = panels(held.records, name)
-    seen = overview(held.records, found)
-    everything = tuple(map(curves, found))
-    line = _timeline(held, seen, found)
+    shown = panels(held.records, name)
+    seen = overview(held.records, shown)
+    everything = tuple(map(curves, shown))
+    line = _timeline(held, seen, shown)
     source, comparison = None, None
     if before is not None:
-        source, comparison = before.source, compare(panels(before.records, name), found)
-    return Report(held.source, seen, found, everything, made, command, line, held.state, source, comparison)
+        source, comparison = before.source, compare(panels(before.records, name), shown)
+    return Report(held.source, seen, shown, everything, made, command, line, held.state, source, comparison)
 
 
 def _timeline(held: Held, seen: Overview, found: Sequence[Panel]) -> Timeline:

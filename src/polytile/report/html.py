@@ -35,6 +35,7 @@ def page(report: Report, every: float = 0.0) -> str:
 
 
 def package_page(report: packaged.PackageReport) -> str:
+    """The report on a package, or on what changed between two, as one HTML file."""
     lists = [("choices", packaged.choices(report.package))]
     if report.before is not None:
         lists.insert(0, ("changes", packaged.changes(report.before, report.package)))
@@ -54,6 +55,7 @@ def package_page(report: packaged.PackageReport) -> str:
 
 
 def call_page(report: call.CallReport) -> str:
+    """The report on one call, as one HTML file."""
     charts = [(f"call-{number}", Chart(view)) for number, view in enumerate(report.views)]
     sections = [(name, f"A call, {chart.view.name}") for name, chart in charts]
     lists = [[name, f"Steps, {chart.view.name}", HEADS, chart.rows()] for name, chart in charts]

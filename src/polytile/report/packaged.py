@@ -69,6 +69,7 @@ def tables(report: PackageReport) -> Iterator[tuple[str, Table]]:
 
 
 def summary(report: PackageReport) -> Table:
+    """The first table of a report on a package, with a column for each package."""
     both = [package for package in (report.before, report.package) if package is not None]
     described = [dict(_facts(package)) for package in both]
     names = dict.fromkeys(name for each in described for name in each)
@@ -116,10 +117,10 @@ def choices(package: Package) -> Table:
 def memory(package: Package) -> Table:
     """The arena at each of the sizes that the package was made for, and what its memories would take side by side."""
     rows = []
-    for found in _memory_at(package):
-        inside = [size for size, offset in zip(found["bytes"], found["offsets"], strict=True) if offset is not None]
-        rows.append((_sizes(found), found["arena"], len(inside), sum(inside), len(found["bytes"]) - len(inside),
-                     sum(found["bytes"]) - sum(inside)))  # fmt: skip
+    for planned in _memory_at(package):
+        inside = [size for size, offset in zip(planned["bytes"], planned["offsets"], strict=True) if offset is not None]
+        rows.append((_sizes(planned), planned["arena"], len(inside), sum(inside), len(planned["bytes"]) - len(inside),
+                     sum(planned["bytes"]) - sum(inside)))  # fmt: skip
     numbers = ["arena, bytes", "memories in it", "bytes side by side", "others", "bytes of others"]
     return Table.from_rows("Memory of a call", ["sizes", *(Column(name, count) for name in numbers)], rows)
 
@@ -127,20 +128,20 @@ def memory(package: Package) -> Table:
 def memories(package: Package) -> Table:
     """Each memory at these sizes: where it lies, and the calls of kernels between which it is needed."""
     rows = []
-    for found in _memory_at(package):
+    for planned in _memory_at(package):
         calls, held = package.manifest["memory"]["calls"], package.manifest["memory"]["memories"]
-        for (name, first, last), size, offset in zip(held, found["bytes"], found["offsets"], strict=True):
+        for (name, first, last), size, offset in zip(held, planned["bytes"], planned["offsets"], strict=True):
             until = f"{last}: {calls[last - 1]}" if 0 < last <= len(calls) else "the end"
             since = f"{first + 1}: {calls[first]}" if first < len(calls) else "the end"
-            rows.append((_sizes(found), name, size, offset, since, until))
+            rows.append((_sizes(planned), name, size, offset, since, until))
     columns: list[Column | str] = ["sizes", "memory", Column("bytes", count), Column("at byte", count), "from call", "to call"]
     return Table.from_rows("Memories", columns, rows)
 
 
 def _memory_at(package: Package) -> Sequence[Mapping[str, Any]]:
     """What the manifest says of memory; packages of earlier versions say nothing."""
-    found: Sequence[Mapping[str, Any]] = (package.manifest.get("memory") or {"at": ()})["at"]
-    return found
+    planned: Sequence[Mapping[str, Any]] = (package.manifest.get("memory") or {"at": ()})["at"]
+    return planned
 
 
 def _sizes(found: Mapping[str, Any]) -> str:
@@ -148,6 +149,7 @@ def _sizes(found: Mapping[str, Any]) -> str:
 
 
 def inputs(package: Package) -> Table:
+    """The inputs of a packaged program, as a table."""
     rows = [
         (given["name"], given.get("dtype", f"the constant {given.get('constant')}"), " × ".join(given.get("shape", ())))
         for given in package.manifest["inputs"]
@@ -156,6 +158,7 @@ def inputs(package: Package) -> Table:
 
 
 def files(package: Package) -> Table:
+    """The files of a package with their sizes, as a table."""
     rows = [(name, file["bytes"], file["sha256"][:16]) for name, file in package.manifest["files"].items()]
     return Table.from_rows("Files", ["file", Column("bytes", count), "SHA-256 begins with"], rows)
 

@@ -50,18 +50,22 @@ MEANINGS = (
 
 
 def percent(value: float) -> str:
+    """A share as a whole percentage: "12 %"."""
     return f"{100 * value:.0f} %"
 
 
 def tenths(value: float) -> str:
+    """A share in percent, with one decimal."""
     return f"{100 * value:.1f}"
 
 
 def thousandths(value: float) -> str:
+    """A number with up to three decimals."""
     return f"{value:.3f}".rstrip("0").rstrip(".")
 
 
 def one_digit(value: float) -> str:
+    """A number with one decimal."""
     return f"{value:.1f}"
 
 
@@ -85,6 +89,7 @@ def tables(report: Report) -> Iterator[tuple[str, Table]]:
 
 
 def summary(report: Report) -> Table:
+    """The first table of a report on a store."""
     seen = report.overview
     cells = sum(number for _, number in seen.certainties)
     compared = report.comparison
@@ -107,8 +112,8 @@ def summary(report: Report) -> Table:
 
 def aims(report: Report) -> Table:
     """The targets that these measurements can speak about, and which of them are met."""
-    found = targets(report.panels, report.comparison)
-    rows = [(each.what, each.most, each.found, "met" if each.met else "missed") for each in found]
+    judged = targets(report.panels, report.comparison)
+    rows = [(each.what, each.most, each.found, "met" if each.met else "missed") for each in judged]
     return Table.from_rows("Targets", ["target", Column("at most", thousandths), Column("found", thousandths), "verdict"], rows)
 
 
@@ -122,7 +127,7 @@ def _compared(found: Comparison) -> str:
     )
 
 
-def at(cell: Cell) -> str:
+def sizes_of(cell: Cell) -> str:
     """A cell's sizes, in the format of `polytile why`."""
     return sizes_text(cell.sizes, " ")
 
@@ -182,7 +187,7 @@ def times(report: Report) -> Table:
 
 def about(report: Report, span: Span) -> str:
     """What was measured in a span, if it was one size, and what else is to say of it."""
-    sizes = [f"{report.panels[panel].name} {at(report.panels[panel].cells[cell])}" for panel, cell in span.spots]
+    sizes = [f"{report.panels[panel].name} {sizes_of(report.panels[panel].cells[cell])}" for panel, cell in span.spots]
     return "; ".join((*(sizes if len(sizes) == 1 else ()), *span.words))
 
 
@@ -201,7 +206,7 @@ def changes(report: Report, found: Comparison) -> Table:
     for change in found.changes:
         panel = report.panels[change.panel]
         rows.append((
-            panel.name, report.place(panel), at(panel.cells[change.cell]), change.before.candidate, change.before.seconds,
+            panel.name, report.place(panel), sizes_of(panel.cells[change.cell]), change.before.candidate, change.before.seconds,
             change.after.candidate, change.after.seconds, change.ratio, change.band, change.verdict, "; ".join(change.differs),
         ))  # fmt: skip
     columns: list[Column | str] = [
@@ -214,8 +219,8 @@ def changes(report: Report, found: Comparison) -> Table:
 def kernels(report: Report) -> Table:
     """A row for each kernel on each device in each environment."""
     rows = []
-    for panel, found in zip(report.panels, report.curves, strict=True):
-        one = single(found)
+    for panel, curves in zip(report.panels, report.curves, strict=True):
+        one = single(curves)
         rows.append((
             panel.name, panel.digest, panel.family, " ".join(panel.dtypes), " ".join(panel.layouts), report.place(panel),
             " ".join(panel.varying), len(panel.cells), len(panel.candidates),
@@ -230,14 +235,14 @@ def kernels(report: Report) -> Table:
 
 def worst(report: Report) -> Table:
     """Where the best single candidate of a kernel costs most compared with choosing for each size."""
-    found = []
+    slowest = []
     for panel, own in zip(report.panels, report.curves, strict=True):
         one = single(own)
-        found += [(slowdown, panel, place, one.candidate) for slowdown, place in one.points if slowdown > 1] if one else []
-    found.sort(key=lambda row: -row[0])
+        slowest += [(slowdown, panel, place, one.candidate) for slowdown, place in one.points if slowdown > 1] if one else []
+    slowest.sort(key=lambda row: -row[0])
     rows = [
-        (panel.name, report.place(panel), at(panel.cells[place]), candidate, slowdown, _chosen(panel.cells[place]))
-        for slowdown, panel, place, candidate in found[:WORST]
+        (panel.name, report.place(panel), sizes_of(panel.cells[place]), candidate, slowdown, _chosen(panel.cells[place]))
+        for slowdown, panel, place, candidate in slowest[:WORST]
     ]
     columns: list[Column | str] = ["kernel", PLACE, "sizes", "one for all sizes", Column("× fastest", ratio), "chosen there"]
     return Table.from_rows("Where one candidate for all sizes costs most", columns, rows)
@@ -250,12 +255,12 @@ def _chosen(cell: Cell) -> str | None:
 def slowdowns(report: Report) -> Table:
     """Each candidate's times relative to the fastest."""
     rows = []
-    for panel, found in zip(report.panels, report.curves, strict=True):
-        for curve in found:
+    for panel, curves in zip(report.panels, report.curves, strict=True):
+        for curve in curves:
             slowdown, place = curve.worst
             rows.append((
                 panel.name, report.place(panel), curve.candidate, len(curve.points), curve.of, curve.geomean, curve.p95, slowdown,
-                at(panel.cells[place]) if slowdown > 1 else None,
+                sizes_of(panel.cells[place]) if slowdown > 1 else None,
             ))  # fmt: skip
     columns: list[Column | str] = [
         "kernel", PLACE, "candidate", Column("sizes", count), Column("of", count), Column("× fastest", ratio),
@@ -292,7 +297,7 @@ def rates(report: Report) -> Table:
         for cell in panel.cells:
             if (rate := rate_of(cell)) is not None:
                 rows.append((
-                    panel.name, report.place(panel), at(cell), _chosen(cell), rate.intensity,
+                    panel.name, report.place(panel), sizes_of(cell), _chosen(cell), rate.intensity,
                     None if rate.operations is None else rate.operations / 1e9, rate.bytes / 1e9, roof.share(rate),
                 ))  # fmt: skip
     columns: list[Column | str] = [
@@ -317,7 +322,7 @@ def _size(report: Report, panel: Panel, cell: Cell) -> tuple[object, ...]:
     winner = cell.winner
     runs = (winner.candidate, winner.seconds, interval(winner), winner.origin) if winner is not None else (None,) * 4
     told = cell.certainty.value, ", ".join(cell.rivals), len(cell.entries), report.source.why(panel.digest, cell.sizes)
-    return panel.name, report.place(panel), at(cell), *runs, *told
+    return panel.name, report.place(panel), sizes_of(cell), *runs, *told
 
 
 def interval(entry: Entry) -> float | None:
@@ -326,8 +331,9 @@ def interval(entry: Entry) -> float | None:
 
 
 def candidates(report: Report) -> Table:
+    """Every candidate at every size, as a table."""
     rows = [
-        (panel.name, report.place(panel), at(cell), *_candidate(cell, place))
+        (panel.name, report.place(panel), sizes_of(cell), *_candidate(cell, place))
         for panel in report.panels for cell in panel.cells for place in range(len(cell.entries))
     ]  # fmt: skip
     columns: list[Column | str] = [

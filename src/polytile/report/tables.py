@@ -33,14 +33,17 @@ def micros(seconds: float) -> str:
 
 
 def ratio(value: float) -> str:
+    """A ratio with two decimals."""
     return f"{value:.2f}"
 
 
 def error(value: float) -> str:
+    """A relative error, as in "1.2e-03"."""
     return f"{value:.1e}"
 
 
 def text(value: Any) -> str:
+    """Any value as text."""
     return str(value)
 
 

@@ -113,19 +113,19 @@ class Cache:
         stem = f"{folder}/{re.sub(r'[^A-Za-z0-9_]+', '_', name)[:60]}-{key}"
         if self.holds(stem + suffix):
             return stem
-        found = (path for cache in self._chain() for path in (cache.root / folder).glob(f"*-{key}{suffix}"))
-        first = next(found, None)
+        stored = (path for cache in self._chain() for path in (cache.root / folder).glob(f"*-{key}{suffix}"))
+        first = next(stored, None)
         return stem if first is None else f"{folder}/{first.name.removesuffix(suffix)}"
 
     def read(self, name: str) -> bytes | None:
         """Payload of the sealed file `name`; None if it is absent or damaged. A damaged file is set aside."""
-        found = self._find(name)
-        return found[1] if found else None
+        sealed = self._find(name)
+        return sealed[1] if sealed else None
 
     def check(self, name: str) -> Path | None:
         """Path of the sealed file `name`, intact at this moment; None as for `read`."""
-        found = self._find(name)
-        return found[0] if found else None
+        sealed = self._find(name)
+        return sealed[0] if sealed else None
 
     def scratch(self) -> Path:
         """A fresh file name on the cache's file system, for another program to write to."""

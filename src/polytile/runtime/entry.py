@@ -91,10 +91,10 @@ def _facts() -> tuple[tuple[dict[str, Any], str, Any], ...]:
         expected.append((torch.fx._symbolic_trace, "_is_fx_tracing_flag", False))
     plain = torch._dynamo.eval_frame.DynamoStance()
     stance = torch._dynamo.eval_frame._stance
-    found = [(vars(owner), name, value) for owner, name, value in expected]
-    for names, name, _ in found:
+    facts = [(vars(owner), name, value) for owner, name, value in expected]
+    for names, name, _ in facts:
         names[name]
-    return (*found, (vars(torch._dynamo.eval_frame), "_stance", stance if stance == plain else plain))
+    return (*facts, (vars(torch._dynamo.eval_frame), "_stance", stance if stance == plain else plain))
 
 
 def _questions() -> tuple[tuple[Any, Any], ...]:

@@ -104,7 +104,8 @@ def _chain(args: Sequence[sympy.Expr], operation: int, positions: Mapping[sympy.
 
 
 def evaluate(formula: Formula, integers: Sequence[int]) -> int:
-    """The formula's value for these integer arguments. Division by zero gives zero, as in C."""
+    """The formula's value for these integer arguments. Division by zero gives zero, as in C. Raises IRError for a
+    formula without an end."""
     stack: list[int] = []
     for operation, operand in zip(formula[::2], formula[1::2], strict=True):
         if operation == END:

@@ -115,18 +115,18 @@ def product_with_epilogue(
     module = native.module()
     if module is None:
         return None
-    found: tuple[Any, int, int] | None = module.new_pair(
+    pair: tuple[Any, int, int] | None = module.new_pair(
         product.address, product.threads, epilogue, leading, element_size, device
     )
-    return found
+    return pair
 
 
 def region_seconds(threads: int) -> float:
     """Seconds that an empty parallel region of `threads` threads takes now; about 0.1 ms to measure. NaN without the C
     extension, without an OpenMP runtime, or if no core is free at the moment."""
     module = native.module()
-    found = None if module is None else module.region_seconds(threads)
-    return math.nan if found is None else float(found)
+    seconds = None if module is None else module.region_seconds(threads)
+    return math.nan if seconds is None else float(seconds)
 
 
 def _time_burst_in_python(

@@ -29,4 +29,5 @@ def marked(name: str, text: str) -> str:
 
 
 def parts(text: str) -> list[Part]:
-    return [Part(found["name"], found["text"]) for found in _MARKED.finditer(text)]
+    """The marked parts of a source that are compiled once for all kernels."""
+    return [Part(match["name"], match["text"]) for match in _MARKED.finditer(text)]

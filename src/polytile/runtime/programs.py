@@ -31,13 +31,13 @@ def file_of(call: Callable[..., Any]) -> str:
 
 def running() -> frozenset[str]:
     """File names of the programs on this thread's call stack, and of those it works on behalf of."""
-    found = set(_behalf.get())
+    files = set(_behalf.get())
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.startswith(_BEGINNING):
-            found.add(frame.f_code.co_filename)
+            files.add(frame.f_code.co_filename)
         frame = frame.f_back
-    return frozenset(found)
+    return frozenset(files)
 
 
 @contextlib.contextmanager

@@ -78,7 +78,8 @@ _KERNEL = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.POINTER(ctypes.c_void_p), ctype
 
 
 def native_call(entry: Any, pointers: Sequence[int], integers: Sequence[int]) -> Callable[[], int]:
-    """Binds the arguments of a native kernel to a ctypes call, which releases the GIL."""
+    """Binds the arguments of a native kernel to a ctypes call, which releases the GIL. Raises ValueError for an entry
+    whose address is 0."""
     if not entry.address:
         raise ValueError("the address of a native entry is 0; it must be that of a loaded kernel")
     function = _KERNEL(entry.address)
@@ -185,8 +186,8 @@ class PythonDispatcher(Dispatcher):
         self._leaves, self._orders, self._wake = leaves, orders, wake
 
     def notes(self) -> list[Note]:
-        found, self._notes = self._notes, []
-        return found
+        taken, self._notes = self._notes, []
+        return taken
 
     def insert(self, key: int, entry: Entry | None) -> None:
         if entry is not None and not hasattr(entry, "call") and not entry.address:
@@ -212,8 +213,8 @@ class PythonDispatcher(Dispatcher):
         return left == 1
 
     def get(self, key: int) -> Entry | None:
-        found: Entry | None = self._decided(regime.unpack(key, self._field_count))
-        return found
+        entry: Entry | None = self._decided(regime.unpack(key, self._field_count))
+        return entry
 
     def calls(self, key: int) -> int:
         return self._calls[regime.unpack(key, self._field_count)]
@@ -274,6 +275,8 @@ class PythonDispatcher(Dispatcher):
 
 
 def parse_arguments(name: str, arguments: Sequence[Any], tensors: int, device: int) -> tuple[list[int], list[int]]:
+    """The addresses of the first `tensors` arguments, and the integers after them. Raises what `slow_pointer` and `integer`
+    raise."""
     pointers = [slow_pointer(name, i, argument, device) for i, argument in enumerate(arguments[:tensors])]
     integers = [integer(name, tensors + i, argument) for i, argument in enumerate(arguments[tensors:])]
     return pointers, integers

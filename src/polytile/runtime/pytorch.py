@@ -56,8 +56,8 @@ def release() -> str:
 def hip() -> str | None:
     """The ROCm release that this PyTorch was built for; None for other builds."""
     torch = sys.modules.get("torch")
-    found: str | None = getattr(torch.version if torch is not None else _read(), "hip", None)
-    return found
+    built_for: str | None = getattr(torch.version if torch is not None else _read(), "hip", None)
+    return built_for
 
 
 def threads() -> int:
@@ -83,10 +83,10 @@ def set_variables(beginnings: tuple[str, ...]) -> list[tuple[str, str]]:
 def cached_answer(what: str, decides: Any, ask: Callable[[], Any]) -> Any:
     """The cached answer of this PyTorch to `what` under the inputs `decides`; calls `ask` if there is none yet."""
     place, name = cache.current(), f"pytorch/{what}-{digest(json.dumps([release(), str(folder()), decides]))}.json"
-    found = place.read(name)
-    if found is None:
-        place.write(name, found := json.dumps(ask()).encode())
-    return json.loads(found)
+    answer = place.read(name)
+    if answer is None:
+        place.write(name, answer := json.dumps(ask()).encode())
+    return json.loads(answer)
 
 
 def _query_threads() -> int:

@@ -82,14 +82,14 @@ def read(path: Path) -> dict[str, Seen]:
         content = json.loads(path.read_text())
         if content["format"] != FORMAT or content["version"] != VERSION:
             raise ValueError(f"it is of version {content['version']}, this polytile reads {VERSION}")
-        found = [_seen(entry) for entry in content["programs"]]
+        programs = [_seen(entry) for entry in content["programs"]]
     except FileNotFoundError:
         raise SizesError(f"there is no file {path}; `polytile sizes record -o {path} -- COMMAND` writes one.") from None
     except KeyError as error:
         raise SizesError(f"{path} is no file of recorded sizes (it has no {error}); name another.") from None
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise SizesError(f"{path} is no file of recorded sizes ({error}); name another.") from None
-    return {seen.graph: seen for seen in found}
+    return {seen.graph: seen for seen in programs}
 
 
 def _seen(entry: Mapping[str, object]) -> Seen:

@@ -165,10 +165,10 @@ def _found(option: str, variable: str) -> Toolchain:
 
 def require() -> Toolchain:
     """The compiler, for new compilations. Raises CompilerMissing if none is installed."""
-    found = find()
-    if not found.present:
+    toolchain = find()
+    if not toolchain.present:
         raise CompilerMissing(NONE)
-    return found
+    return toolchain
 
 
 CPU_WORDS = {"SSE3": "pni", "BMI": "bmi1"}
@@ -282,7 +282,8 @@ def _examine(command: tuple[str, ...]) -> Toolchain:
 
 
 def describe(command: tuple[str, ...], version: str, native: tuple[str, ...], macros: str) -> Toolchain:
-    """Builds a Toolchain from the compiler's answers. `macros` is the output of -dM -E."""
+    """Builds a Toolchain from the compiler's answers. `macros` is the output of -dM -E. Raises CompilerMissing for a
+    compiler that is neither GCC nor clang."""
     kind = "clang" if "#define __clang__ " in macros else "gcc" if "#define __GNUC__ " in macros else ""
     if not kind:
         raise CompilerMissing(f"{shlex.join(command)} is neither GCC nor clang, as kernels need. {INSTALL}")

@@ -241,6 +241,7 @@ def _rename(loop: Loop, names: Mapping[str, str], symbols: Mapping[sympy.Expr, s
 
 
 def rename_tensors(loop: Loop, names: Mapping[str, str]) -> Loop:
+    """The loop with its tensors renamed."""
     return _rename(loop, names, {})
 
 

@@ -39,16 +39,16 @@ def derived_of(loop: Loop) -> tuple[Derived, ...]:
     extents = [axis.size for axis in loop.axes + loop.reduced]
     places = [index for node in expr.walk(*loop.roots) for index in node.indices]
     places = [*extents, *places, *(store.index for store in loop.stores)]
-    found: list[Derived] = []
+    derived: list[Derived] = []
     for quotient in dict.fromkeys(each for place in places for each in _quotients(place, axes)):
         size = next((extent for extent in extents if (extent - quotient).is_Integer), None)
         if size is None and not _is_below_a_size(quotient):
             continue
-        symbol = sympy.Symbol(f"derived{len(found)}", integer=True, positive=True)
+        symbol = sympy.Symbol(f"derived{len(derived)}", integer=True, positive=True)
         one = Derived(quotient, quotient + 1 if size is None else size, symbol)
         if size is not None or _terms(places, (one,)) <= _terms(places, ()):
-            found.append(one)
-    return tuple(found)
+            derived.append(one)
+    return tuple(derived)
 
 
 def _quotients(place: sympy.Expr, axes: frozenset[sympy.Symbol]) -> list[sympy.Expr]:

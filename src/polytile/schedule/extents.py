@@ -39,8 +39,8 @@ def extents_of(loop: Loop) -> Extents:
     rows = nest.vec if nest.form is Form.POINTWISE and nest.outer else None
     able = [axis for axis in constant if (axis is not rows or axis.size >= LONG) and _is_plain(loop, axis)]
     kept = {axis.size for axis in loop.axes + loop.reduced if axis not in able}
-    found = sorted({int(axis.size) for axis in able if axis.size not in kept}, reverse=True)
-    extents = {size: sympy.Symbol(f"extent{k}", integer=True, positive=True) for k, size in enumerate(found)}
+    constants = sorted({int(axis.size) for axis in able if axis.size not in kept}, reverse=True)
+    extents = {size: sympy.Symbol(f"extent{k}", integer=True, positive=True) for k, size in enumerate(constants)}
     same = nest_of(with_extents(loop, extents)).vec.symbol == nest.vec.symbol
     return extents if same else {}
 

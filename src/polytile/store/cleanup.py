@@ -68,7 +68,8 @@ def stale(place: Place, present: Sequence[Mapping[str, str]], now: float, days: 
 
 
 def remove(place: Place, groups: Iterable[Stale]) -> int:
-    """Removes what `stale` returned, all or nothing, and gives the space back; returns how many measurements went."""
+    """Removes what `stale` returned, all or nothing, and gives the space back; returns how many measurements went.
+    Raises StoreError if the store is no store, or cannot be changed."""
     with reading(place):  # a program's own way of opening would set aside what is no store
         pass
     database = opened(place)

@@ -60,6 +60,7 @@ def line(record: Record) -> str:
 
 
 def values_of(record: Record) -> dict[str, Any]:
+    """A record as the JSON of one line of an export."""
     m = record.measurement
     return {
         "uid": record.uid,

@@ -66,6 +66,7 @@ def text(records: Iterable[Record]) -> str:
 
 
 def result(record: Record) -> dict[str, Any]:
+    """A record as an entry of `results` in T4; times are in milliseconds."""
     m = record.measurement
     times: dict[str, Any] = {"runtimes": [sample * 1e3 for sample in m.samples]}
     if m.compile_seconds is not None:

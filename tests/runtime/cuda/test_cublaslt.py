@@ -28,6 +28,7 @@ from polytile.runtime.dispatcher import Interface
 from polytile.schedule.canonical import TensorArg
 from polytile.tuning.run_conditions import with_run_conditions
 from tests.codegen.triton_gemm import integers, operands, product
+from tests.runtime.cuda.inner import Inner
 
 CPU = torch.device("cpu")
 F32 = torch.float32
@@ -156,7 +157,7 @@ def test_a_product_for_an_epilogue_goes_to_scratch_memory(stub: ctypes.CDLL) -> 
     tensors = (*kernel.tensors[:2], TensorArg("e0", F32, "in"))
     size = (sympy.Symbol("n0", integer=True),)
     fused = replace(kernel, spec=replace(kernel.spec, has_epilogue=True), tensors=tensors, symbols=size)
-    run(LtCandidate(fused, lambda *args: seen.append(args), CPU, 0), x, y, bias, *ints, 4)
+    run(LtCandidate(fused, Inner(lambda *args: seen.append(args)), CPU, 0), x, y, bias, *ints, 4)
     ((made, *rest),) = seen
     assert made.dtype == torch.int32 and torch.equal(made, (x.long() @ y.long()).int())
     assert rest == [bias, 4], "the epilogue's own arguments follow"

@@ -16,6 +16,7 @@ from polytile.candidates.library.epilogue import library_epilogue
 from polytile.matmul.gemm_kernel import GemmKernel
 from tests.codegen.test_triton_gemm_prologue import lowered
 from tests.codegen.test_triton_gemm_rows import flat
+from tests.runtime.cuda.inner import Inner
 from tests.runtime.cuda.test_cublaslt import CPU, put, read, run, sizes, stub
 
 __all__ = ["stub"]
@@ -85,7 +86,7 @@ def test_the_library_finishes_what_it_can(stub: ctypes.CDLL, function: Callable[
     """No second kernel, no product in memory in between: `unfused` would fail."""
     args = arguments(dtype)
     kernel, passed, result = given(function, args)
-    candidate = LtCandidate(kernel, lambda *_: pytest.fail("the epilogue ran apart"), CPU, 1)
+    candidate = LtCandidate(kernel, Inner(lambda *_: pytest.fail("the epilogue ran apart")), CPU, 1)
     assert candidate.valid(sizes(kernel, tuple(passed[len(kernel.tensors) :]))) and not candidate.second_kernel
     run(candidate, *passed)
     tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
@@ -97,7 +98,7 @@ def test_the_library_finishes_what_it_can(stub: ctypes.CDLL, function: Callable[
 def test_other_epilogues_stay_kernels_of_their_own(stub: ctypes.CDLL, function: Callable[..., T]) -> None:
     kernel, passed, _ = given(function, arguments(torch.float32))
     finished = []
-    candidate = LtCandidate(kernel, lambda product, *_: finished.append(product), CPU, 0)
+    candidate = LtCandidate(kernel, Inner(lambda product, *_: finished.append(product)), CPU, 0)
     run(candidate, *passed)
     assert library_epilogue(kernel) is None and candidate.second_kernel and len(finished) == 1 and read(stub, "epilogue") == 1
 
@@ -118,7 +119,7 @@ def test_a_bias_that_16_does_not_divide_is_not_the_librarys(stub: ctypes.CDLL, c
     args = arguments(torch.float32)
     kernel, passed, _ = given(bias, args)
     ends = []
-    candidate = LtCandidate(kernel, lambda product, *rest: ends.append(product), CPU, 0)
+    candidate = LtCandidate(kernel, Inner(lambda product, *rest: ends.append(product)), CPU, 0)
     found = candidate.epilogue
     assert found is not None
     at = [tensor.name for tensor in kernel.tensors].index(found.bias)
@@ -150,7 +151,7 @@ def test_an_algorithm_refused_later_gives_way_to_the_next(stub: ctypes.CDLL) -> 
     for refused, m, calls in ((0, 5, 0), (100, 6, 1), (100, 6, 1)):
         args = arguments(torch.float32, m)
         kernel, passed, result = given(bias_residual, args)
-        candidate = candidate or LtCandidate(kernel, lambda product, *_: apart.append(product), CPU, 0)
+        candidate = candidate or LtCandidate(kernel, Inner(lambda product, *_: apart.append(product)), CPU, 0)
         put(stub, "refused", refused)
         before = len(apart)
         run(candidate, *passed)

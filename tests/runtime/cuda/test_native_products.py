@@ -23,6 +23,7 @@ from polytile.schedule.canonical import TensorArg
 from tests.codegen.test_triton_gemm_prologue import lowered
 from tests.codegen.test_triton_gemm_rows import flat
 from tests.codegen.triton_gemm import integers, operands, product
+from tests.runtime.cuda.inner import Inner
 from tests.runtime.cuda.test_cublaslt import CPU, run
 
 T = torch.Tensor
@@ -71,7 +72,7 @@ def test_an_epilogue_of_its_own_reads_scratch_memory() -> None:
     program, template = lowered(gelu, args)
     kernel, passed, _ = flat(program, template, args)
     seen: list[T] = []
-    candidate = AtenProduct(kernel, lambda made, *_: seen.append(made), CPU)
+    candidate = AtenProduct(kernel, Inner(lambda made, *_: seen.append(made)), CPU)
     assert isinstance(candidate.entry(), PythonEntry)
     run(candidate, *passed)
     torch.testing.assert_close(seen[0].view(5, 8), args[0] @ args[1].t())

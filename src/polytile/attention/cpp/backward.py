@@ -12,7 +12,10 @@ that of a bias, p · (grad · vᵀ - delta) is stored too. A unit takes rows in 
 memory of its own. If there are few items, an item has several units, and their sums for dq are added in the order of the keys.
 How many is a matter of the sizes alone, so the number of threads does not change any bit of the result.
 
-A row without keys, whose lse is -inf, has no gradient. Costs five products of tiles where the forward kernel has two.
+A row without keys, whose lse is -inf, has no gradient.
+
+Legal for what the forward kernel `flash` takes, except pages. Costs five products of tiles where the forward kernel has two.
+Elsewhere: FlashAttention-2, which has the same loops and adds up dq by atomics.
 """
 
 from __future__ import annotations

@@ -9,6 +9,9 @@ keys and values once for all of these rows, and loops over tiles of rows:
 
 Blocks of keys to which no row of a unit attends are never read, and products stop at the last key to which a row of the tile
 attends. Threads take units from a shared counter, those with the most keys first.
+
+Legal for everything that the problem describes. Moves q and out once, and packs keys and values once per unit. No scores reach
+memory. Elsewhere: FlashAttention; oneDNN and ATen: flash attention for CPUs.
 """
 
 from __future__ import annotations

@@ -8,6 +8,9 @@ products along d; values are weighted by register tiles that read their rows in 
     sums[rows, :]       = sums · factor + weights · values   register tiles, MR rows by NV vectors
 
 If there are too few items for the threads, an item has several parts, whose results are combined in the order of the keys.
+
+Legal where rows of keys and values are dense, for at most 32 rows of q per key head (configs.py). Moves keys and values once, and
+copies nothing. Costs partial sums for each part. Elsewhere: Flash-Decoding; FlashInfer: split-KV.
 """
 
 from __future__ import annotations

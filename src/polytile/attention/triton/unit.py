@@ -267,8 +267,8 @@ class Unit:
         (mask,) = expr.map_indices((self.scores.mask,), lambda e: e.xreplace(turned))
         j = sympy.Symbol("j", integer=True)
         ends = {FIRST: j, LAST: j + self.constants["BLOCK_N"] - 1}
-        found = Analysis().bounds(mask)
-        some, every = (None if each is None else each.mapped(lambda end: end.xreplace(ends)) for each in (found.some, found.all))
+        rows = Analysis().bounds(mask)
+        some, every = (None if each is None else each.mapped(lambda end: end.xreplace(ends)) for each in (rows.some, rows.all))
         assert some is not None
         return Bounds(some, every)
 

@@ -151,8 +151,8 @@ class Convolution(LibraryConvolution):
                 self._backends.clear()
             over = [*map(list, (self.problem.stride, self.problem.padding, self.problem.dilation))]
             none = [0] * self.problem.spatial
-            found: Any = torch._C._select_conv_backend(given.x, given.w, given.b, *over, False, none, self.problem.groups)
-            known = self._backends[given.x.shape] = found.name
+            selected: Any = torch._C._select_conv_backend(given.x, given.w, given.b, *over, False, none, self.problem.groups)
+            known = self._backends[given.x.shape] = selected.name
         return known
 
 

@@ -123,10 +123,10 @@ class AtenCalls(Candidate):
         if bound is None:
             if len(self._bound) >= MOST_SHAPES:
                 self._bound.clear()
-            bound = self._bound[ints] = self._at(ints, args)
+            bound = self._bound[ints] = self._bound_calls(ints, args)
         bound(args)
 
-    def _at(self, ints: Sequence[int], tensors: Sequence[Any]) -> Bound:
+    def _bound_calls(self, ints: Sequence[int], tensors: Sequence[Any]) -> Bound:
         """The calls at these sizes, as a function of tensors like `tensors`."""
         values = {e: evaluate(formula, ints) for e, formula in self._formulas.items()}
         steps = self._steps(values, apart=False, tensors=tensors)
@@ -134,9 +134,9 @@ class AtenCalls(Candidate):
         read = [k for k, tensor in enumerate(self.kernel.tensors) if tensor.role == "in"]
         if not own or not read:
             return composed(steps)
-        return composed(steps, Shared(own, read, self._apart_at(values, tensors)))
+        return composed(steps, Shared(own, read, self._unfused_calls(values, tensors)))
 
-    def _apart_at(self, values: Mapping[Any, int], tensors: Sequence[Any]) -> Bound:
+    def _unfused_calls(self, values: Mapping[Any, int], tensors: Sequence[Any]) -> Bound:
         """The calls that write nothing before the last of them has run; made when they are needed, which is seldom."""
         made = functools.cache(lambda: composed(self._steps(values, apart=True, tensors=tensors)))
         return lambda given: made()(given)

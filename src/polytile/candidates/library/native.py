@@ -72,7 +72,7 @@ class NativeProduct(MatmulLibrary):
 
     def _with_epilogue(self, product: NativeEntry) -> tuple[Any, int, int] | None:
         """The product and the epilogue's own kernel as one native kernel, if they can be."""
-        dispatch = getattr(self.unfused, "dispatch", None)
+        dispatch = None if self.unfused is None else self.unfused.dispatch
         if dispatch is None:
             return None
         size = self.kernel.product_storage.itemsize
@@ -93,12 +93,12 @@ class NativeProduct(MatmulLibrary):
         def own(letter: str, axes: str) -> Strides:
             return tuple(named[f"{letter}_stride_{axis}"] for axis in axes)
 
-        found: dict[str, Strides | None] = {"A": own("a", "bmk"), "B": own("b", "bkn"), "C": None}
+        by_operand: dict[str, Strides | None] = {"A": own("a", "bmk"), "B": own("b", "bkn"), "C": None}
         one = sympy.Integer(1)
         if self.epilogue is not None:
-            found["C"] = (*self.epilogue.addend_strides, one) if self.epilogue.addend else None
-            return {**found, "D": (*self.epilogue.out_strides, one)}
-        return {**found, "D": (named["M"] * named["N"], named["N"], one) if self.second_kernel else own("c", "bmn")}
+            by_operand["C"] = (*self.epilogue.addend_strides, one) if self.epilogue.addend else None
+            return {**by_operand, "D": (*self.epilogue.out_strides, one)}
+        return {**by_operand, "D": (named["M"] * named["N"], named["N"], one) if self.second_kernel else own("c", "bmn")}
 
     @cached_property
     def product(self) -> Product:
@@ -126,11 +126,11 @@ class NativeProduct(MatmulLibrary):
         full = {**self.kernel.dense_strides(sizes), **sizes}
         values = {s: full[s.name] for own in self.strides.values() for e in own or () for s in e.free_symbols if s.name in full}
         dense = (full["M"] * full["N"], full["N"], 1)
-        found = []
+        numbers = []
         for own in self.strides.values():
             known = own is not None and all(e.free_symbols <= values.keys() for e in own)
-            found.append(tuple(algebra.evaluate(e, values) for e in own) if known and own else dense if own else (0, 0, 0))
-        return tuple(found)
+            numbers.append(tuple(algebra.evaluate(e, values) for e in own) if known and own else dense if own else (0, 0, 0))
+        return tuple(numbers)
 
     # calls through Python ---------------------------------------------------------------------------------------------
 

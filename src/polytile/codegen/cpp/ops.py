@@ -42,7 +42,8 @@ ON_MASKS: dict[str, str] = {
 
 
 def text(node: Op, args: list[str], lanes: str) -> str:
-    """The C++ expression of `node` on vector operands `args` of `lanes` lanes."""
+    """The C++ expression of `node` on vector operands `args` of `lanes` lanes. Raises LoweringError for an operation
+    without C++ text."""
     source = node.args[0].dtype
     if node.name == "cast" or (node.name == "bitcast" and torch.bool in (source, node.dtype)):
         return convert(args[0], source, node.dtype)

@@ -56,7 +56,7 @@ class Running:
 
 
 def identity(kind: str, dtype: torch.dtype) -> str:
-    """The neutral element, as a literal."""
+    """The neutral element, as a literal. Raises LoweringError for a reduction without C++ form."""
     if kind in ("max", "argmax"):
         return text.number(-float("inf") if dtype.is_floating_point else torch.iinfo(dtype).min, dtype)
     if kind in ("min", "argmin"):

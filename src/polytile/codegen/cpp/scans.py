@@ -13,6 +13,7 @@ EXTREME = {"max": "true", "min": "false"}  # whether the greater value wins
 
 
 def carry_name(nest: Nest, scan: Scan) -> str:
+    """The variable that carries a scan's value from vector to vector."""
     return f"carry{nest.scans.index(scan)}"
 
 
@@ -26,6 +27,7 @@ def carries(nest: Nest, scan: Scan, lanes: str) -> list[str]:
 
 
 def start(scan: Scan) -> str:
+    """The scan's value before its first element, as a literal. Raises LoweringError for a scan without C++ form."""
     dtype = scan.args[0].dtype
     if scan.kind == "logsumexp":
         return text.number(-float("inf"), dtype)

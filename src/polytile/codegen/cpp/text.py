@@ -20,19 +20,22 @@ STORAGE_TYPE |= {torch.float8_e5m2: "f8e5", torch.float8_e4m3fn: "f8e4"}  # only
 
 
 def value_type(dtype: torch.dtype) -> str:
-    """Element type of a vector that holds values of `dtype`; bool is a mask of 32-bit lanes."""
+    """Element type of a vector that holds values of `dtype`; bool is a mask of 32-bit lanes. Raises LoweringError for a
+    dtype that vectors cannot hold."""
     if dtype not in VALUE_TYPE:
         raise LoweringError(f"values of type {dtype} have no C++ vector form; the operator runs as a library call.")
     return VALUE_TYPE[dtype]
 
 
 def storage_type(dtype: torch.dtype) -> str:
+    """Element type of a tensor of `dtype`. Raises LoweringError for a dtype that kernels do not read."""
     if dtype not in STORAGE_TYPE:
         raise LoweringError(f"tensors of type {dtype} have no C++ storage form; the operator runs as a library call.")
     return STORAGE_TYPE[dtype]
 
 
 def number(value: bool | int | float, dtype: torch.dtype) -> str:
+    """A constant of `dtype` as a literal; true is -1, a mask with all bits set."""
     if dtype == torch.bool:
         return "-1" if value else "0"
     if dtype.is_floating_point:

@@ -34,6 +34,7 @@ POINTS = pointwise(x=1024, y=1, warps=4)
 
 
 def column_parallel(loop: ScheduledLoop, facts: Facts, overlaps: bool) -> TritonKernel:
+    """The kernel of a loop under the schedule `column_parallel`. `overlaps`: see Target.overlaps."""
     return ColumnParallel(loop, facts, overlaps).build()
 
 

@@ -232,6 +232,7 @@ def begin(unit: Unit, sums: Sequence[ColumnSum]) -> None:
 
 
 def zero(unit: Unit, sums: Sequence[ColumnSum]) -> None:
+    """Emits the running sums of columns, which begin at zero."""
     shape = unit.tile.shape(unit.tile.all_dims)
     for one in sums:
         unit.out.line(f"{one.running} = tl.full({shape}, 0.0, {text.value_type(one.store.value.dtype)})")
@@ -265,4 +266,5 @@ def _mask(unit: Unit) -> str:
 
 
 def column_sums(loop: Loop) -> list[ColumnSum]:
+    """The loop's sums of columns, numbered in the order of their stores."""
     return [ColumnSum(store, k) for k, store in enumerate(store for store in loop.stores if store.is_segment_sum)]

@@ -105,7 +105,8 @@ def _spread(body: Body, at: str, have: frozenset[Dim], want: frozenset[Dim]) -> 
 
 def store(body: Body, store: Store, scope: Scope) -> None:
     """Emits one store, whose values are known in the scope. An accumulating store is made at every point; a plain one
-    is made once along dimensions that it does not vary with."""
+    is made once along dimensions that it does not vary with. Raises LoweringError for an accumulating store to a type
+    that has no atomics."""
     at = body.place(store.index, store.indirect, scope)
     own = body.place_dims(store.index, store.indirect)
     dims = own | body.dims(store.value) | (body.dims(store.mask) if store.mask is not None else frozenset())

@@ -112,7 +112,8 @@ def _below_zero(node: Op) -> bool:
 
 
 def text(node: Op, args: list[str], fast: bool) -> str:
-    """The expression of `node` on operands `args`, each a name or parenthesised. `fast`: see FAST."""
+    """The expression of `node` on operands `args`, each a name or parenthesised. `fast`: see FAST. Raises LoweringError
+    for an operation without Triton text."""
     source = node.args[0].dtype
     if node.name == "cast":
         return convert(args[0], source, node.dtype)

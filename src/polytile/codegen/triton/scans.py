@@ -28,6 +28,7 @@ def starts(scan: Scan) -> list[tuple[torch.dtype, bool | int | float]]:
 
 
 def carries(body: Body, scan: Scan) -> list[str]:
+    """The variables that carry a scan's values from block to block."""
     return [f"carry_{body.name(scan)}_{k}" for k in range(len(starts(scan)))]
 
 
@@ -82,7 +83,8 @@ def _prefix(body: Body, scan: Scan, scope: Scope, carried: bool) -> list[str]:
 
 
 def prefix(body: Body, scan: Scan, scope: Scope) -> list[str]:
-    """Emits the prefix of the current block alone; returns its variables."""
+    """Emits the prefix of the current block alone; returns its variables. Raises LoweringError for a scan without
+    Triton form."""
     if scan.kind not in COMBINE:
         raise LoweringError(f"the scan {scan.kind!r} has no Triton form; the operator runs as a library call.")
     (axis,) = body.tile.reduced_at or (0,)

@@ -73,7 +73,8 @@ def has_segment_sums(loop: Loop) -> bool:
 
 
 def size_of(loop: Loop) -> sympy.Expr:
-    """Number of elements that the loop's only store of sums writes, according to its index checks."""
+    """Number of elements that the loop's only store of sums writes, according to its index checks. Raises LoweringError
+    for an index without a check."""
     (store,) = loop.stores
     last = {axis.symbol: axis.size - 1 for axis in loop.axes}
     for k, index in enumerate(store.indirect):

@@ -24,12 +24,14 @@ LITERALS = (torch.float32, torch.int32, torch.int64)
 
 
 def value_type(dtype: torch.dtype) -> str:
+    """Triton's type of values of `dtype`. Raises LoweringError for a dtype that Triton lacks."""
     if dtype not in TYPES:
         raise LoweringError(f"values of type {dtype} have no Triton form; the operator runs as a library call.")
     return f"tl.{TYPES[dtype][0]}"
 
 
 def pointer_type(dtype: torch.dtype) -> str:
+    """Triton's type of pointers to `dtype`. Raises LoweringError for a dtype that Triton lacks."""
     if dtype not in TYPES:
         raise LoweringError(f"tensors of type {dtype} have no Triton form; the operator runs as a library call.")
     return f"*{TYPES[dtype][1]}"

@@ -190,5 +190,6 @@ def _contiguous(nest: Nest, axis: Axis) -> int:
 
 
 def other_axes(nest: Nest) -> tuple[Axis, ...]:
+    """The loop's parallel axes that no dimension of the tile covers."""
     tiled = tiled_axes(nest)
     return tuple(a for a in nest.loop.axes if a not in tiled)

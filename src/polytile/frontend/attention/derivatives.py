@@ -85,18 +85,18 @@ class Joint:
 
     @classmethod
     def of(cls, module: torch.fx.GraphModule) -> Joint:
-        found = set[torch.fx.Node]()
+        behind = set[torch.fx.Node]()
         derivatives = dict[torch.fx.Node, torch.fx.Node]()
         names = {node.name: node for node in module.graph.nodes}
         for node in module.graph.nodes:
-            if (node.op == "placeholder" and "tangents" in str(node.target)) or not found.isdisjoint(node.all_input_nodes):
-                found.add(node)
+            if (node.op == "placeholder" and "tangents" in str(node.target)) or not behind.isdisjoint(node.all_input_nodes):
+                behind.add(node)
             noted = node.meta.get(KEY)
             if isinstance(noted, Result) and noted.call.target == aten._softmax_backward_data.default:
                 arguments = [names.get(each.node) if isinstance(each, Name) else None for each in noted.call.args[:2]]
                 if arguments[1] is not None:
                     derivatives[_plain(arguments[1])] = node
-        return cls(module, names, frozenset(found), derivatives, Shifts(module))
+        return cls(module, names, frozenset(behind), derivatives, Shifts(module))
 
     def gradients(
         self, softmax: torch.fx.Node, last: torch.fx.Node, left: torch.fx.Node, right: torch.fx.Node,
@@ -117,14 +117,14 @@ class Joint:
         of_k = turned or _first(
             node for node in paths if _is_product(node, None, (left, False)) and _has(node, 0, paths[node], True)
         )
-        found = [node for node in (of_q, of_k) if node is not None]
-        if not found:
+        sides = [node for node in (of_q, of_k) if node is not None]
+        if not sides:
             raise NotAttention("the gradient of its scores leads to no product for queries or keys in linear steps")
-        steps = [tuple(step for step in paths[node] if step.target not in VIEWS) for node in found]
+        steps = [tuple(step for step in paths[node] if step.target not in VIEWS) for node in sides]
         if any(each != steps[0] for each in steps):
             raise NotAttention("the gradients of its queries and keys come from different scores")
-        inside = {changes, *[step for node in found for step in paths[node]]}
-        of_bias = any(user not in inside and user not in found for node in inside for user in node.users)
+        inside = {changes, *[step for node in sides for step in paths[node]]}
+        of_bias = any(user not in inside and user not in sides for node in inside for user in node.users)
         return Gradients(grad, changes, steps[0], of_q, of_k, of_v, turned is not None, of_bias)
 
     def _grad(self, changes: torch.fx.Node, last: torch.fx.Node, dropped: Dropped | None) -> torch.fx.Node:

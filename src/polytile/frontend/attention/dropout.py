@@ -80,12 +80,12 @@ def dropped_input(node: torch.fx.Node) -> torch.fx.Node | None:
 
 def dropout_of(path: list[torch.fx.Node]) -> Dropped | None:
     """The dropout among the nodes between a softmax and a product. Raises NotAttention if kernels cannot draw its numbers."""
-    found = [node for node in path if node.target == aten.native_dropout.default]
-    if not found:
+    dropouts = [node for node in path if node.target == aten.native_dropout.default]
+    if not dropouts:
         return None
     if options.get("attention_dropout") == "library":
         raise NotAttention("eager's kernel drops its weights, as the option attention_dropout says")
-    (node,) = found if len(found) == 1 else [None]
+    (node,) = dropouts if len(dropouts) == 1 else [None]
     if node is None:
         raise NotAttention("its weights are dropped twice")
     weights, p = value(source(node)), node.args[1]

@@ -116,19 +116,19 @@ def _depends_on_nothing(node: torch.fx.Node) -> bool:
 
 def _is_cheap(node: torch.fx.Node, products: torch.fx.Node) -> bool:
     """Whether few operators make it from booleans and from tensors with fewer elements."""
-    found, left = set[torch.fx.Node](), [node]
+    makers, left = set[torch.fx.Node](), [node]
     while left:
         each = left.pop()
-        if each in found or not isinstance(each.meta.get("val"), torch.Tensor):
+        if each in makers or not isinstance(each.meta.get("val"), torch.Tensor):
             continue
         if each.target not in MAKERS and not _is_view(each):
             if value(each).is_floating_point() and has_pairs(each, products) and not is_by_elements(each):
                 return False
             if not has_pairs(each, products):
                 continue
-            found.add(each)
+            makers.add(each)
         if each.op == "call_function" and (value(each).is_floating_point() or _is_view(each)):
             left += each.all_input_nodes
-        if len(found) > FEW:
+        if len(makers) > FEW:
             return False
     return True

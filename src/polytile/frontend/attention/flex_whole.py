@@ -161,8 +161,8 @@ def _functions(module: torch.fx.GraphModule, given: Mapping[str, Any]) -> dict[s
         joint = module.get_submodule(str(given["slope"].target))
 
         def slope(*arguments: Any) -> Tensor:
-            found: Tensor | None = joint(*arguments)[0]
-            return torch.zeros_like(arguments[5]) if found is None else found
+            derivative: Tensor | None = joint(*arguments)[0]
+            return torch.zeros_like(arguments[5]) if derivative is None else derivative
 
         functions["slope"] = _Function(slope, is_elementwise(slope, True, (torch.ones(()), *captured)))
     return functions
@@ -174,17 +174,17 @@ def _grafted(
     """Copies of the traced nodes before `call`; returns those of the results. What only scores depend on may be computed anew for
     each of its uses."""
     placeholders = traced.graph.find_nodes(op="placeholder")
-    anew = dict(zip(placeholders, inputs, strict=True))
+    copies = dict(zip(placeholders, inputs, strict=True))
     with module.graph.inserting_before(call):
         for node in traced.graph.nodes:
             if node.op == "get_attr":
                 name = f"{call.name}{node.target}"
                 setattr(module, name, getattr(traced, str(node.target)))
-                anew[node] = module.graph.get_attr(name)
-                anew[node].meta = dict(node.meta)
+                copies[node] = module.graph.get_attr(name)
+                copies[node].meta = dict(node.meta)
             elif node.op == "call_function":
-                anew[node] = module.graph.node_copy(node, anew.__getitem__)
+                copies[node] = module.graph.node_copy(node, copies.__getitem__)
                 if node.target not in SCORED:
-                    anew[node].meta[COMPUTED] = False
+                    copies[node].meta[COMPUTED] = False
     (output,) = traced.graph.find_nodes(op="output")
-    return tuple(anew[each] for each in output.args[0])
+    return tuple(copies[each] for each in output.args[0])

@@ -56,7 +56,7 @@ def recognise_in_training(module: torch.fx.GraphModule, results: int) -> None:
     graph = module.graph
     changed = hold_masked_calls(graph)
     _note_changed_weights(graph)
-    candidates = [(node, found) for node in graph.nodes if (found := _softmax_before_product(node)) is not None]
+    candidates = [(node, softmax) for node in graph.nodes if (softmax := _softmax_before_product(node)) is not None]
     if candidates:
         _recognise(module, candidates, results)
     if candidates or changed:
@@ -75,10 +75,10 @@ def _recognise(module: torch.fx.GraphModule, candidates: Sequence[Any], results:
     for node in backward:
         node.meta[BACKWARD] = True
     joint = Joint.of(module)
-    for node, found in candidates:
+    for node, softmax in candidates:
         if BACKWARD not in node.meta:
             try:
-                _Training(joint, node, *found).run()
+                _Training(joint, node, *softmax).run()
             except NotAttention as why:
                 node.meta[REASON] = f"no attention: {why}"
     for node in backward:
@@ -102,13 +102,13 @@ def _softmax_before_product(node: torch.fx.Node) -> tuple[torch.fx.Node, list[to
 
 def _needed_by(outputs: Any) -> set[torch.fx.Node]:
     """Some of a graph's outputs, and what they are computed from."""
-    found, left = set[torch.fx.Node](), [node for node in outputs if isinstance(node, torch.fx.Node)]
+    needed, left = set[torch.fx.Node](), [node for node in outputs if isinstance(node, torch.fx.Node)]
     while left:
         node = left.pop()
-        if node not in found:
-            found.add(node)
+        if node not in needed:
+            needed.add(node)
             left += node.all_input_nodes
-    return found
+    return needed
 
 
 def _is_short(head: Any) -> bool:
@@ -210,36 +210,36 @@ class _Training(Rewriting):
 
     def _scored(self, argument: torch.fx.Node) -> Region | Scores:
         """The scores as elementwise operators on the products, or with biases that are added in another shape."""
-        found, why = None, NotAttention("a mask has another shape than the softmax")
+        scores, why = None, NotAttention("a mask has another shape than the softmax")
         try:
-            found = scores_of(argument, self.module)
+            scores = scores_of(argument, self.module)
         except NotAttention as reason:
             why = reason
         try:
             return region_of(argument, self.softmax, self.module, why)
         except NotAttention:
-            if found is None or found.factors:
+            if scores is None or scores.factors:
                 raise
-            return found
+            return scores
 
     def _computed(
         self, scored: Region | Scores, gradients: Gradients, q: torch.fx.Node, k: torch.fx.Node, argument: torch.fx.Node
     ) -> tuple[torch.fx.Node, torch.fx.Node, torch.fx.Node, torch.fx.Node]:
         """New nodes for the scaled products, the scores (batch, heads, m, n), a 1, and the slopes that are computed from it."""
         products = self._insert(PRODUCTS, q, k, scored.scale, torch.float32)
-        anew = dict[torch.fx.Node, torch.fx.Node]()
+        recomputed = dict[torch.fx.Node, torch.fx.Node]()
         if isinstance(scored, Scores):
             bias, fill = self._bias(scored, q, k)
             scores = [products, *([self._biased(products, bias, fill)] if bias is not None else [])]
         else:
-            anew[scored.root] = self._as_softmax(products)
+            recomputed[scored.root] = self._as_softmax(products)
             for node in scored.nodes:
-                anew[node] = self._unrounded(node, anew)
-            scores = list(dict.fromkeys(anew.values()))
-        shift = self.joint.shifts.of(self.graph, scores)
+                recomputed[node] = self._unrounded(node, recomputed)
+            scores = list(dict.fromkeys(recomputed.values()))
+        shift = self.joint.shifts.shift_of(self.graph, scores)
         last = scores[-1] if shift is None else self._insert(aten.sub.Tensor, scores[-1], shift)
         one = self._full(1.0)
-        slopes = self._slopes(one, gradients, scored.scale, anew)
+        slopes = self._slopes(one, gradients, scored.scale, recomputed)
         with_heads = value(self.softmax).ndim == value(slopes).ndim == 3
         return products, self._of_rank_4(last), one, self._insert(UNSQUEEZE, slopes, 1) if with_heads else slopes
 
@@ -252,7 +252,7 @@ class _Training(Rewriting):
         return self._insert(aten.full.default, [], number, dtype=torch.float32, device=value(self.last).device)
 
     def _slopes(
-        self, one: torch.fx.Node, gradients: Gradients, scale: float, anew: dict[torch.fx.Node, torch.fx.Node]
+        self, one: torch.fx.Node, gradients: Gradients, scale: float, recomputed: dict[torch.fx.Node, torch.fx.Node]
     ) -> torch.fx.Node:
         """The derivative of the scores by the scaled products, in a shape that broadcasts to the softmax's: what the steps of the
         backward pass make of 1."""
@@ -266,23 +266,23 @@ class _Training(Rewriting):
                 raise NotAttention("the gradients of its scores are changed in another shape than the softmax")
             elif step.target == aten.where.self:
                 branches = (slope if each in self.joint.of_tangents else self._full(0.0) for each in step.args[1:])
-                slope = self._insert(aten.where.self, self._anew(step.args[0], anew), *branches)
+                slope = self._insert(aten.where.self, self._recomputed(step.args[0], recomputed), *branches)
             else:
-                slope = self._insert(step.target, slope, self._anew(others[0], anew))
+                slope = self._insert(step.target, slope, self._recomputed(others[0], recomputed))
         return slope if math.isclose(factor, 1.0, rel_tol=1e-6) else self._insert(aten.mul.Tensor, slope, factor)
 
-    def _anew(self, node: Any, anew: dict[torch.fx.Node, torch.fx.Node]) -> torch.fx.Node:
+    def _recomputed(self, node: Any, recomputed: dict[torch.fx.Node, torch.fx.Node]) -> torch.fx.Node:
         """A node, or its copy that is computed from the new products."""
-        if node in anew:
-            return anew[node]
+        if node in recomputed:
+            return recomputed[node]
         if node.target in MATRIX_PRODUCTS:
             raise NotAttention("the derivative of its scores needs the products")
-        anew[node] = node
+        recomputed[node] = node
         if node.target in VIEWS or is_by_elements(node):
-            inputs = {each: self._anew(each, anew) for each in node.all_input_nodes}
+            inputs = {each: self._recomputed(each, recomputed) for each in node.all_input_nodes}
             if any(each is not other for each, other in inputs.items()):
-                anew[node] = self._unrounded(node, inputs)
-        return anew[node]
+                recomputed[node] = self._unrounded(node, inputs)
+        return recomputed[node]
 
     def _unrounded(self, node: torch.fx.Node, inputs: Mapping[torch.fx.Node, torch.fx.Node]) -> torch.fx.Node:
         """The same of other inputs, in float32: kernels do not round scores to 16 bits between operators."""

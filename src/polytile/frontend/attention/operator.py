@@ -153,11 +153,11 @@ def _of_backward(
     lse: torch.Tensor, grad: torch.Tensor, grad_lse: torch.Tensor | None, scale: float, random: torch.Tensor | None = None,
     *dropout: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    *found, changes = attend_backward(
+    *gradients, changes = attend_backward(
         q, k, v, out, lse, grad, scale=scale, scores=lambda products: (scores, slopes), grad_lse=grad_lse, with_changes=True,
         factors=factors_of(dropout_of(random, *dropout), random, scores.shape),
     )  # fmt: skip
-    dq, dk, dv = (_permute_strides(one.to(q.dtype), of.stride()) for one, of in zip(found, (q, k, v), strict=True))
+    dq, dk, dv = (_permute_strides(one.to(q.dtype), of.stride()) for one, of in zip(gradients, (q, k, v), strict=True))
     return dq, dk, dv, changes.to(q.dtype)
 
 

@@ -66,8 +66,8 @@ def read_in_place(graph: torch.fx.Graph, attention: torch.fx.Node) -> bool:
     does."""
     q, k, v, bias, *rest = attention.args
     assert isinstance(k, torch.fx.Node) and isinstance(v, torch.fx.Node)
-    found = [pages_of(node) for node in (k, v)]
-    keys, values = found
+    origins = [pages_of(node) for node in (k, v)]
+    keys, values = origins
     if keys is None or values is None or keys.table is not values.table:
         return False
     with graph.inserting_before(attention):
@@ -126,7 +126,7 @@ def pages_of(node: torch.fx.Node) -> Pages | None:
 
 def _merged(labels: list[Label], sizes: dict[str, Any], wanted: Sequence[Any]) -> list[Label] | None:
     """The labels of a view of these sizes: each dimension is a run of earlier dimensions. None if it is not such a view."""
-    found: list[Label] = []
+    runs: list[Label] = []
     rest = list(labels)
     for n in wanted:
         run: Label = ()
@@ -138,5 +138,5 @@ def _merged(labels: list[Label], sizes: dict[str, Any], wanted: Sequence[Any]) -
                 product = product * sizes[each]
         if not run or not statically_known_true(product == n):
             return None
-        found.append(run)
-    return None if rest else found
+        runs.append(run)
+    return None if rest else runs

@@ -63,12 +63,12 @@ def recognise(module: torch.fx.GraphModule) -> None:
     names = {node.name: node for node in graph.nodes}
     changed = False
     for node in list(graph.nodes):
-        found = softmax_before(node) if node.target in PRODUCTS else None
-        if found is None:
+        softmax = softmax_before(node) if node.target in PRODUCTS else None
+        if softmax is None:
             continue
         changed = True  # nodes inserted by a failed rewriting are erased again
         try:
-            Rewriting(module, node, *found, names).run()
+            Rewriting(module, node, *softmax, names).run()
         except NotAttention as why:
             node.meta[REASON] = f"no attention: {why}"
     for node in list(graph.nodes):
@@ -85,6 +85,7 @@ def recognise(module: torch.fx.GraphModule) -> None:
 
 
 def is_softmax(node: torch.fx.Node) -> bool:
+    """Whether the node is the result of a softmax that the tracer took apart."""
     noted = node.meta.get(KEY)
     return isinstance(noted, Result) and noted.call.target in SOFTMAXES
 
@@ -166,11 +167,11 @@ class Rewriting:
             if any(size == 0 for each in (q, k, v) for size in shape(each) if isinstance(size, int)):
                 raise NotAttention("it has no elements")
             products = self._insert(PRODUCTS_OF, q, k, scale, value(region.root).dtype)
-            anew = {region.root: self._as_softmax(products)}
+            copies = {region.root: self._as_softmax(products)}
             for node in region.nodes:
-                anew[node] = self.graph.node_copy(node, lambda given: anew.get(given, given))
-                anew[node].meta[COMPUTED] = True
-            scores = self._of_rank_4(anew[(region.root, *region.nodes)[-1]])
+                copies[node] = self.graph.node_copy(node, lambda given: copies.get(given, given))
+                copies[node].meta[COMPUTED] = True
+            scores = self._of_rank_4(copies[(region.root, *region.nodes)[-1]])
             return self._insert(ATTENTION_OF, q, k, v, scores, scale, empty_is_0)
 
     def _as_softmax(self, scores: torch.fx.Node) -> torch.fx.Node:
@@ -358,18 +359,18 @@ def _without_mask_of_positions(graph: torch.fx.Graph, attention: torch.fx.Node) 
     q, k, mask = arguments[at_q], arguments[at_k], arguments[at_mask]
     if arguments[at_causal] or not isinstance(mask, torch.fx.Node) or value(mask).dtype != torch.bool:
         return False
-    found, fill = simplified(mask), arguments[6] if attention.target == ATTENTION else EMPTY
-    if found is None or (found.causal and fill != EMPTY):
+    simpler, fill = simplified(mask), arguments[6] if attention.target == ATTENTION else EMPTY
+    if simpler is None or (simpler.causal and fill != EMPTY):
         return False
     left: torch.fx.Node | None = None
     with graph.inserting_before(attention):
-        for other in found.others:
+        for other in simpler.others:
             left = other if left is None else inserted(graph, aten.bitwise_and.Tensor, left, other)
         if left is not None:
             sizes = [(node, d, shape(node)[d]) for node, d in ((q, 0), (q, 1), (q, 2), (k, 2))]  # type: ignore[arg-type]
             known = [n if isinstance(n, int) else inserted(graph, aten.sym_size.int, node, d) for node, d, n in sizes]
             left = inserted(graph, EXPAND, left, known)
-    arguments[at_mask], arguments[at_causal] = left, found.causal
+    arguments[at_mask], arguments[at_causal] = left, simpler.causal
     attention.args = tuple(arguments)
     return True
 

@@ -93,17 +93,17 @@ def region_of(last: torch.fx.Node, softmax: torch.fx.Node, module: torch.fx.Grap
 
 def _product_behind(last: torch.fx.Node) -> torch.fx.Node | None:
     """The only product on which `last` depends through elementwise operators and views; None if there are none or several."""
-    found, stack, seen = set[torch.fx.Node](), [last], set[torch.fx.Node]()
+    products, stack, seen = set[torch.fx.Node](), [last], set[torch.fx.Node]()
     while stack and len(seen) <= 4 * MOST_NODES:
         node = stack.pop()
         if node in seen or node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
             continue
         seen.add(node)
         if node.target in PRODUCTS:
-            found.add(node)
+            products.add(node)
         elif node.target in VIEWS or is_by_elements(node):
             stack += node.all_input_nodes
-    return found.pop() if len(found) == 1 else None
+    return products.pop() if len(products) == 1 else None
 
 
 def _factor(root: torch.fx.Node, user: torch.fx.Node, module: torch.fx.GraphModule) -> float | None:

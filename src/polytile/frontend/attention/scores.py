@@ -77,7 +77,7 @@ class _Reading:
     def __init__(self, last: torch.fx.Node, module: torch.fx.GraphModule) -> None:
         self.last, self.node, self.module = last, last, module
         self.views: tuple[torch.fx.Node, ...] = ()
-        self.found = Scores(last, last, last)
+        self.scores = Scores(last, last, last)
 
     def step(self) -> None:
         """Pass one node."""
@@ -105,9 +105,9 @@ class _Reading:
         if not isinstance(inner, torch.fx.Node) or len(node.args) > 2 or node.kwargs:
             raise NotAttention("scores are rounded")
         if known is not None:
-            self.found.scale *= 1 / known if divides else known
+            self.scores.scale *= 1 / known if divides else known
         elif isinstance(factor, torch.fx.Node) and _is_factor(factor, inner):
-            self.found.factors.append((divides, factor))
+            self.scores.factors.append((divides, factor))
         else:
             raise NotAttention("scores are multiplied by a tensor")
         self.node = inner
@@ -132,44 +132,44 @@ class _Reading:
             raise NotAttention("a mask chooses among tensors")
         fill, scores = number(branches[places[0]], self.module), branches[1 - places[0]]
         assert fill is not None and isinstance(scores, torch.fx.Node)
-        if self.found.kept is not None or self._is_scaled or (self.found.added and fill > LOWEST):
+        if self.scores.kept is not None or self._is_scaled or (self.scores.added and fill > LOWEST):
             raise NotAttention("masked scores are changed before the softmax")
         if any(view.target in RESHAPES for view in self.views):
             raise NotAttention("a mask has another shape than the softmax")
-        self.found.kept, self.found.fill, self.found.inverted = condition, fill, places[0] == 0
+        self.scores.kept, self.scores.fill, self.scores.inverted = condition, fill, places[0] == 0
         self.node = scores
 
     def result(self) -> Scores:
         """The scores, with the product's operands."""
-        node, found = self.node, self.found
+        node, scores = self.node, self.scores
         arguments: Any = node.args
-        found.product = node
+        scores.product = node
         if not keeps_order(node, self.views):
             raise NotAttention("scores are transposed before the softmax")
         if node.target in PRODUCTS:
-            found.left, found.right = arguments
-            return found
-        bias, found.left, found.right = arguments
+            scores.left, scores.right = arguments
+            return scores
+        bias, scores.left, scores.right = arguments
         beta, alpha = (number(node.kwargs.get(name, 1), self.module) for name in ("beta", "alpha"))
         if beta not in (0, 1) or alpha is None:
             raise NotAttention("a bias is added with a factor")
         if beta:
             self._add(bias)
-        found.scale *= alpha
-        return found
+        scores.scale *= alpha
+        return scores
 
     @property
     def _is_scaled(self) -> bool:
-        return self.found.scale != 1.0 or bool(self.found.factors)
+        return self.scores.scale != 1.0 or bool(self.scores.factors)
 
     def _add(self, bias: torch.fx.Node) -> None:
         """Add a bias to which no factor passed earlier applies. If a mask was passed, its fill must be low enough to absorb the
         bias."""
         if self._is_scaled:
             raise NotAttention("a bias is multiplied by the scale")
-        if self.found.kept is not None and self.found.fill > LOWEST:
+        if self.scores.kept is not None and self.scores.fill > LOWEST:
             raise NotAttention("scores with a bias are replaced where they are masked")
-        self.found.added.append((bias, self.views))
+        self.scores.added.append((bias, self.views))
 
     def _leads_to_product(self, node: torch.fx.Node) -> bool:
         """Whether a product is reachable from `node` through operations on scores."""

@@ -33,7 +33,7 @@ class Shifts:
         self.module = module
         self._known: dict[Any, torch.fx.Node] = {}
 
-    def of(self, graph: torch.fx.Graph, scores: Sequence[torch.fx.Node]) -> torch.fx.Node | None:
+    def shift_of(self, graph: torch.fx.Graph, scores: Sequence[torch.fx.Node]) -> torch.fx.Node | None:
         """The shift of the last of `scores`, which are all nodes that depend on the first, the products; None if no bias can be
         so small. It broadcasts to the scores, with one key."""
         steps = self._steps(scores)

@@ -70,14 +70,14 @@ def _run(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, causal: str, heads_inside: bool = False
 ) -> tuple[Tensor, Tensor]:
     results = _fake(q, k, v, bias, scale, causal, heads_inside)
-    found: Sequence[Tensor | None]
+    values: Sequence[Tensor | None]
     if _has_flash(q, k, bias, causal):
-        found = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, bool(causal), False, scale=scale)[:2]
+        values = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, bool(causal), False, scale=scale)[:2]
     elif _has_efficient(q, k, causal):
-        found = efficient(q, k, v, bias, scale, causal, with_lse=True)
+        values = efficient(q, k, v, bias, scale, causal, with_lse=True)
     else:
-        found = attend(q, k, v, bias, scale=scale, causal=causal)
-    for result, value in zip(results, found, strict=True):
+        values = attend(q, k, v, bias, scale=scale, causal=causal)
+    for result, value in zip(results, values, strict=True):
         assert value is not None
         result.copy_(value)
     results[1].masked_fill_(results[1] == float("inf"), EMPTY)  # the library's mark of a row that sees no key
@@ -89,15 +89,15 @@ def _run_backward(
     causal: str, with_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     results = _fake_backward(grad, q, k, v, with_bias)
-    found: Sequence[Tensor]
+    gradients: Sequence[Tensor]
     if _has_flash(q, k, bias, causal):
         rest = None, None, q.shape[2], k.shape[2], 0.0, bool(causal), *no_state(q)
-        found = aten._scaled_dot_product_flash_attention_backward(grad, q, k, v, out, hidden(lse), *rest, scale=scale)[:3]
+        gradients = aten._scaled_dot_product_flash_attention_backward(grad, q, k, v, out, hidden(lse), *rest, scale=scale)[:3]
     elif _has_efficient(q, k, causal):
-        found = efficient_backward(grad, q, k, v, bias, out, lse, scale, bool(causal), with_bias)
+        gradients = efficient_backward(grad, q, k, v, bias, out, lse, scale, bool(causal), with_bias)
     else:
-        found = attend_backward(q, k, v, out, lse, grad, bias, scale=scale, causal=causal, with_changes=with_bias)
-    for result, value in zip(results[: 3 + with_bias], found, strict=True):
+        gradients = attend_backward(q, k, v, out, lse, grad, bias, scale=scale, causal=causal, with_changes=with_bias)
+    for result, value in zip(results[: 3 + with_bias], gradients, strict=True):
         result.copy_(value)
     return results
 

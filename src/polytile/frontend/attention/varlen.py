@@ -35,7 +35,7 @@ _library.define(
 
 def replace_calls(module: torch.fx.GraphModule) -> bool:
     """Make Dynamo's graph call the operator above in place of torch's; returns whether it did."""
-    found = False
+    replaced = False
     for node in module.graph.nodes:
         packet = getattr(node.target, "overloadpacket", node.target)
         of_torch = node.op == "call_function" and getattr(packet, "_qualified_op_name", "") == TORCH
@@ -45,8 +45,8 @@ def replace_calls(module: torch.fx.GraphModule) -> bool:
                 *[arguments[name] for name in ("query", "key", "value", "cu_seq_q", "cu_seq_k", "seqused_k", "block_table")],
                 arguments["max_q"], arguments["max_k"], arguments["scale"], before, after,
             )  # fmt: skip
-            node.kwargs, node.target, found = {}, VARLEN, True
-    return found
+            node.kwargs, node.target, replaced = {}, VARLEN, True
+    return replaced
 
 
 KNOWN = frozenset((

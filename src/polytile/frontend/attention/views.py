@@ -21,11 +21,13 @@ VIEWS = (*RESHAPES, *COPIES, *CASTS, UNSQUEEZE, *SQUEEZES, EXPAND, PERMUTE)
 
 
 def value(node: torch.fx.Node) -> torch.Tensor:
+    """The node's tensor as it was traced, without data."""
     fake: torch.Tensor = node.meta["val"]
     return fake
 
 
 def shape(node: torch.fx.Node) -> tuple[Any, ...]:
+    """The node's sizes, some of them symbolic."""
     return tuple(value(node).shape)
 
 
@@ -44,6 +46,7 @@ def same(one: Sequence[Any], other: Sequence[Any]) -> bool:
 
 
 def is_one(size: Any) -> bool:
+    """Whether the size is known to be 1 at each call."""
     return statically_known_true(size == 1)
 
 
@@ -111,6 +114,7 @@ def loosen_views(node: torch.fx.Node) -> None:
 
 
 def is_whole_slice(node: torch.fx.Node) -> bool:
+    """Whether the node is a slice that leaves nothing out."""
     return node.target == SLICE and same(shape(source(node)), shape(node))
 
 

@@ -67,15 +67,15 @@ def beginning_of_longest(builder: Builder, tensors: Sequence[Tensor], dim: int) 
 
 def _growing(builder: Builder, longest: torch.fx.Node) -> Growing | None:
     """The buffer of a family, new if there is none; None if its sizes are not known yet."""
-    found = builder.growing.get(longest)
-    if found is None or found.buffer.name not in builder.buffers:  # a lowering that failed has undone it
+    growing = builder.growing.get(longest)
+    if growing is None or growing.buffer.name not in builder.buffers:  # a lowering that failed has undone it
         traced = longest.meta["val"]
         shape, strides = tuple(map(sizes.as_size, traced.shape)), traced_strides(traced)
         if not all(builder.defined(symbol) for each in (*shape, *strides) for symbol in each.free_symbols):
             return None
         buffer = builder.new_buffer(shape, traced.dtype, traced.device, strides)
-        found = builder.growing[longest] = Growing(buffer)
-    return found
+        growing = builder.growing[longest] = Growing(buffer)
+    return growing
 
 
 def parts_of(node: torch.fx.Node, dim: int) -> tuple[torch.fx.Node, ...]:
@@ -111,16 +111,16 @@ def _joins(node: torch.fx.Node, dim: int) -> bool:
 def _family(node: torch.fx.Node, dim: int) -> list[torch.fx.Node]:
     """The concatenations that are beginnings of the same longest one as `node`'s, with `node` among them; else none."""
     root = parts_of(node, dim)[0]
-    found, left = dict[torch.fx.Node, None](), [root]
+    members, left = dict[torch.fx.Node, None](), [root]
     while left:
         for user in left.pop().users:
-            if user not in found and _joins(user, dim) and parts_of(user, dim)[0] is root and _alike(user, node, dim):
-                found[user] = None
+            if user not in members and _joins(user, dim) and parts_of(user, dim)[0] is root and _alike(user, node, dim):
+                members[user] = None
                 left.append(user)
-    if node not in found:
+    if node not in members:
         return []
-    longest = max((parts_of(each, dim) for each in found), key=len)
-    family = [each for each in found if parts_of(each, dim) == longest[: len(parts_of(each, dim))]]
+    longest = max((parts_of(each, dim) for each in members), key=len)
+    family = [each for each in members if parts_of(each, dim) == longest[: len(parts_of(each, dim))]]
     return family if node in family else []
 
 

@@ -15,16 +15,16 @@ def overloads(names: str) -> list[OpOverload]:
     "packet.overload" is an overload in aten. "packet" is the default overload in aten, and also in prims if there is one.
     "prims.packet" is one in prims only. Names that this torch lacks are left out.
     """
-    found = []
+    operators = []
     for name in names.split():
         namespace, _, rest = name.partition(".")
         if namespace == "prims":
-            found.append(_overload(torch.ops.prims, rest, "default"))
+            operators.append(_overload(torch.ops.prims, rest, "default"))
         elif rest:
-            found.append(_overload(torch.ops.aten, namespace, rest))
+            operators.append(_overload(torch.ops.aten, namespace, rest))
         else:
-            found += [_overload(torch.ops.aten, name, "default"), _overload(torch.ops.prims, name, "default")]
-    return [op for op in found if op is not None]
+            operators += [_overload(torch.ops.aten, name, "default"), _overload(torch.ops.prims, name, "default")]
+    return [op for op in operators if op is not None]
 
 
 def all_overloads(name: str) -> list[OpOverload]:
@@ -41,5 +41,5 @@ def named_arguments(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[s
 
 
 def _overload(namespace: Any, packet: str, overload: str) -> OpOverload | None:
-    found = getattr(namespace, packet, None)
-    return getattr(found, overload) if found is not None and overload in found.overloads() else None
+    operator = getattr(namespace, packet, None)
+    return getattr(operator, overload) if operator is not None and overload in operator.overloads() else None

@@ -75,10 +75,10 @@ def weight_int4pack_mm_for_cpu(builder: Builder, x: Tensor, weight: Tensor, grou
         middle = _f32("sub", expr.const(float(MIDDLE), torch.float32), _f32("div", zero, scale))
         return convert(_f32("mul", _f32("sub", convert(number(*point), torch.float32), middle), scale), x.dtype)
 
-    found = grouped(builder, computed((k, n), x.dtype, x.device, element_at))
-    if found is None:
+    scaled = grouped(builder, computed((k, n), x.dtype, x.device, element_at))
+    if scaled is None:
         raise LoweringError(f"products with scales of groups of {group} are the library's.")
-    return template(builder, x, found[0], x.dtype, first=0, groups=found[1])
+    return template(builder, x, scaled[0], x.dtype, first=0, groups=scaled[1])
 
 
 def _fills_its_buffer(tensor: Tensor) -> bool:

@@ -137,11 +137,11 @@ def _count(over: Windows, point: Point, padding_counts: bool) -> Node:
 def cells(point: Point, extents: Sequence[Size], result: Sequence[Size]) -> list[tuple[Size, Size]]:
     """For each dimension (first element, number of elements) of the cell of `point` when `extents` are divided into `result`
     cells: from ⌊o·n / m⌋ to ⌈(o + 1)·n / m⌉."""
-    found = []
+    bounds = []
     for o, n, m in zip(point, extents, result, strict=True):
         first = FloorDiv(o * n, m)
-        found.append((first, FloorDiv((o + 1) * n + m - 1, m) - first))
-    return found
+        bounds.append((first, FloorDiv((o + 1) * n + m - 1, m) - first))
+    return bounds
 
 
 def longest(extents: Sequence[Size], result: Sequence[Size]) -> tuple[Size, ...]:
@@ -206,10 +206,10 @@ def _over_cells(builder: Builder, source: Tensor, cut: Mapping[int, Size], mean:
         return cells(tuple(point[order.index(d)] for d in cut), extents, result)
 
     def at(point: Point) -> Node:
-        place, found, steps = [point[order.index(k)] for k in range(rank)], cells_at(point), point[rank:]
-        for d, step, (first, _) in zip(cut, steps, found, strict=True):
+        place, ends, steps = [point[order.index(k)] for k in range(rank)], cells_at(point), point[rank:]
+        for d, step, (first, _) in zip(cut, steps, ends, strict=True):
             place[d] = first + step
-        asked = [compare("lt", k, n) for k, (_, n), m in zip(steps, found, result, strict=True) if m != 1]
+        asked = [compare("lt", k, n) for k, (_, n), m in zip(steps, ends, result, strict=True) if m != 1]
         return chosen(all_of(asked), base.at(place), outside=0)
 
     def row(value: Node, point: Point) -> Node:
@@ -218,8 +218,8 @@ def _over_cells(builder: Builder, source: Tensor, cut: Mapping[int, Size], mean:
 
     shape = [cut.get(k, source.sizes[k]) for k in order]
     points = computed((*shape, *longest(extents, result)), dtype, source.device, at)
-    (found,) = builder.reduction(points, list(range(rank, rank + len(cut))), False, [(row, dtype)])
-    return permute(builder, found, [order.index(k) for k in range(rank)])
+    (sums,) = builder.reduction(points, list(range(rank, rank + len(cut))), False, [(row, dtype)])
+    return permute(builder, sums, [order.index(k) for k in range(rank)])
 
 
 def _divided(value: Node, count: Size) -> Node:

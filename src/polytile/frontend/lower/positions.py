@@ -94,11 +94,11 @@ def position(value: Node, n: Size, ranges: divisions.Ranges, wraps: bool = True,
     checked
         Whether a value out of range is a run-time error. Otherwise the caller knows that there is none.
     """
-    found = bounds(value, ranges)
+    limits = bounds(value, ranges)
     if wraps and isinstance(value, expr.Const) and value.value < 0:
         value = expr.index_value(sizes.expand(n + int(value.value)))
-        found = bounds(value, ranges)
-    from_zero, below_n = found.at_least(ZERO), found.at_most(sizes.expand(n - 1))
+        limits = bounds(value, ranges)
+    from_zero, below_n = limits.at_least(ZERO), limits.at_most(sizes.expand(n - 1))
     if from_zero and below_n and isinstance(value, expr.Const | expr.Index):
         return value.expr if isinstance(value, expr.Index) else sympy.Integer(int(value.value))
     value = value if value.dtype == torch.int64 else expr.op("cast", torch.int64, value)
@@ -156,10 +156,10 @@ class Bounds:
 def bounds(root: Node, ranges: divisions.Ranges) -> Bounds:
     """Bounds of an integer node whose axes have these ranges; unknown operations are unbounded. Integers are assumed not to
     overflow."""
-    found: dict[int, Bounds] = {}
+    by_node: dict[int, Bounds] = {}
     for node in expr.walk(root):
-        found[id(node)] = _node_bounds(node, [found[id(child)] for child in node.children], ranges)
-    return found[id(root)]
+        by_node[id(node)] = _node_bounds(node, [by_node[id(child)] for child in node.children], ranges)
+    return by_node[id(root)]
 
 
 def _node_bounds(node: Node, args: Sequence[Bounds], ranges: divisions.Ranges) -> Bounds:

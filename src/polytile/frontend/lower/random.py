@@ -50,8 +50,8 @@ def from_counter() -> bool:
 
 
 def drawn(builder: Builder, like: torch.Tensor, dtype: torch.dtype, filling: Any, *values: Any) -> Tensor:
-    """A new tensor with the layout of the traced `like`, filled by the operator `filling`: the call that eager makes, on the same
-    elements in the same order."""
+    """A new tensor with the layout of the traced `like`, filled by the operator `filling`: the call that eager makes,
+    on the same elements in the same order. Raises LoweringError if a parameter of the distribution is a tensor."""
     check_dtypes(dtype)
     if any(isinstance(value, Tensor) for value in values):
         raise LoweringError("numbers of its distribution are in memory.")
@@ -226,8 +226,8 @@ def _seed(builder: Builder, device: torch.device) -> str:
 
 
 def counted(builder: Builder, name: str, draw: torch.dtype, element: Callable[[Node, Point], Node]) -> Tensor:
-    """A tensor like the traced result with elements `element(number, point)`, where the operation `name` draws `number` in dtype
-    `draw`."""
+    """A tensor like the traced result with elements `element(number, point)`, where the operation `name` draws `number`
+    in dtype `draw`. Raises LoweringError if numbers come from eager's own stream."""
     if not from_counter():
         raise LoweringError("random numbers come from eager's own stream (option random='eager').")
     result, out_sizes = builder.result(), builder.result_sizes()

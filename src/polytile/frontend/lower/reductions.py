@@ -170,8 +170,8 @@ def _lower_extreme_with_index(kind: str) -> Callable[..., tuple[Tensor, ...]]:
         best = _best(kind, x, dim)
 
         def value_of(value: Node, point: Point) -> Node:
-            found = best(value, point)
-            return widen(expr.part(found, 0, found.dtype), x.dtype)
+            extreme = best(value, point)
+            return widen(expr.part(extreme, 0, extreme.dtype), x.dtype)
 
         return reduce_over(builder, x, dim, keepdim, (value_of, x.dtype), (_position(best), torch.int64))
 

@@ -47,8 +47,8 @@ def dim_groups(source: Shape, target: Shape) -> Iterator[tuple[tuple[int, ...], 
 def _equal_prefixes(a: Sequence[Size], b: Sequence[Size]) -> set[tuple[int, int]]:
     """(i, j), both inside, where a[:i] and b[:j] have equal products."""
     b_products = {product: j for j, product in enumerate(_prefix_products(b), 1) if j < len(b)}
-    found = ((i, b_products.get(product)) for i, product in enumerate(_prefix_products(a), 1) if i < len(a))
-    return {(i, j) for i, j in found if j is not None}
+    pairs = ((i, b_products.get(product)) for i, product in enumerate(_prefix_products(a), 1) if i < len(a))
+    return {(i, j) for i, j in pairs if j is not None}
 
 
 def _prefix_products(shape: Sequence[Size]) -> Iterator[Size]:

@@ -49,7 +49,7 @@ def scalar_tensor(value: sympy.Expr, device: torch.device) -> sympy.Expr | float
 
 
 def float_node(value: sympy.Expr) -> Node:
-    """A symbolic number as a float64 node."""
+    """A symbolic number as a float64 node. Raises LoweringError for an expression without such a form."""
     if value.is_integer and value.free_symbols:
         return expr.op("cast", DTYPE, expr.index_value(value))
     if value.is_number:

@@ -119,7 +119,8 @@ def select(builder: Builder, source: Tensor, dim: int, index: Size | int) -> Ten
 
 
 def selected_index(builder: Builder, index: Size, n: Size, dim: int) -> Size:
-    """`index` counted from the front of a dimension of size `n`."""
+    """`index` counted from the front of a dimension of size `n`. Raises LoweringError for an index that only the
+    running program knows."""
     known = counts_from_front(builder, index)
     if known is not None:
         return index if known else sizes.expand(index + n)

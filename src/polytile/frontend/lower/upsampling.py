@@ -81,11 +81,11 @@ def _one_by_one(
     longer and others more: 256 images of 32 × 32 at twice the size take 0.87 ms instead of 1.67 in ATen (two threads).
     """
     larger = all(scale >= 1 or sizes.is_nonnegative(sympy.expand(result[d] - source.sizes[d])) for d, scale in along.items())
-    found, order = source, list(along)
+    images, order = source, list(along)
     for d in order[::-1] if larger else order:
-        if found.sizes[d] != result[d]:
-            found = _interpolated(builder.realize(found), d, result[d], along[d], align_corners)
-    return computed(result, source.dtype, source.device, lambda point: convert(found.at(point), source.dtype))
+        if images.sizes[d] != result[d]:
+            images = _interpolated(builder.realize(images), d, result[d], along[d], align_corners)
+    return computed(result, source.dtype, source.device, lambda point: convert(images.at(point), source.dtype))
 
 
 def _interpolated(base: Tensor, d: int, m: Size, scale: float, align_corners: bool) -> Tensor:

@@ -164,7 +164,8 @@ def diagonal(builder: Builder, source: Tensor, offset: Size | int = 0, dim1: int
 
 
 def diagonal_origin(shift: Size, a: int, b: int) -> dict[int, Size]:
-    """The start of diagonal number `shift` of dimensions (a, b)."""
+    """The start of diagonal number `shift` of dimensions (a, b). Raises LoweringError if the sign of `shift` is
+    unknown."""
     if sizes.is_nonnegative(shift):
         return {b: shift}
     if sizes.is_nonnegative(-shift):

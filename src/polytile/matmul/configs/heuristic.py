@@ -155,7 +155,8 @@ class Heuristic:
         return tuple(verdicts)
 
     def rows(self, request: Request) -> Iterable[Gemm]:
-        """The rows to consider: the table's, or the exhaustive space."""
+        """The rows to consider: the table's, or the exhaustive space. Raises ConfigTableError for a table of another
+        kind."""
         if request.exhaustive:
             return self.space()
         rows = self.table(request.table)

@@ -52,6 +52,7 @@ def _plugged() -> None:
 
 
 def families() -> tuple[str, ...]:
+    """The names of all families of configs, those of packages among them."""
     with _lock:
         _plugged()
         return tuple(_makers)

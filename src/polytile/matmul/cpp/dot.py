@@ -1,4 +1,12 @@
-"""Form dot: dot products along K for a B whose k is contiguous (the weights of a linear layer), with nothing copied."""
+"""Form dot: dot products along K for a B whose k is contiguous (the weights of a linear layer), with nothing copied.
+
+    c[m, n] = sum(a[m, k] * b[n, k])   →   each thread, for blocks of rows and columns:
+                                               for k by vectors: acc[m, n] += a[m, k] * b[n, k]
+                                               c[m, n] = epilogue(sum over lanes of acc)
+
+Legal for a B whose k is contiguous. Moves B once per block of rows. Costs a reduction of lanes for each element of the result.
+BLAS: gemv with transposition. Halide, TVM: vectorize the reduction, rfactor over lanes.
+"""
 
 from __future__ import annotations
 

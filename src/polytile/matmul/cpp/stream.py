@@ -1,4 +1,11 @@
-"""Form stream: few rows of A against a row-major B that is read once, row after row, while the sums stay in L1."""
+"""Form stream: few rows of A against a row-major B that is read once, row after row, while the sums stay in L1.
+
+    c[m, n] = sum(a[m, k] * b[k, n])   →   each thread, for its columns: for k: for m: sums[m, :] += a[m, k] * b[k, :]
+                                                                         c[:, columns] = epilogue(sums)
+
+Legal for a row-major B and up to STREAM_ROWS rows (forms.py). Moves B once, at the speed of memory. BLAS: gemv without
+transposition. Halide: reorder k outside of the columns, compute_at the columns.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,15 @@
 tile_packed copies B into panels of NR columns inside the call (all threads of a team together), tile_direct reads B
 where it lies, tile_prepacked reads panels that were made before the call (panels.py), splitk gives each thread a range of K and
 adds the partial sums at the end, small keeps one panel on the stack.
+
+    c[m, n] = sum(a[m, k] * b[k, n])   →   for blocks of K: for blocks of rows, panels of NR columns: (B's panel is copied)
+                                               for tiles of MR rows: for k: acc[MR, NR] += a[rows, k] * b[k, panel]
+                                           c[tile] = epilogue(acc)
+
+Legal as forms.py says. Moves A once per block of columns and B once per block of rows; blocks are as large as caches hold. Costs
+the copies of B (tile_packed, splitk), its strides (tile_direct), or memory for the panels (tile_prepacked); splitk also costs
+splits × M × N partial sums. BLIS, GotoBLAS: the five loops around a micro-kernel; oneDNN: brgemm on packed or plain weights.
+Halide, TVM: tile, with a packed layout of B; rfactor for splitk.
 """
 
 from __future__ import annotations

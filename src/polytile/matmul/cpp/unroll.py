@@ -19,6 +19,7 @@ def accumulators(rows: int, columns: int, start: str = "{{}}") -> list[str]:
 
 
 def unroll_pragma(unroll: int) -> list[str]:
+    """The pragma that unrolls the next loop; none for `unroll` 1."""
     return [f"#pragma GCC unroll {unroll}"] if unroll > 1 else []
 
 

@@ -114,12 +114,12 @@ def _unpacked(prologue: LoopKernel, dtype: torch.dtype) -> Weights | None:
     place = _matrix_place(byte, k, n)
     if place is None or prologue.storage(byte.buffer) not in (torch.int8, torch.uint8) or len(scales) != 1:
         return None
-    found = _integers(prologue, [number for number, _ in pairs])
+    integers = _integers(prologue, [number for number, _ in pairs])
     (factor,) = scales
     scale = _scale(factor, prologue, dtype, len(pairs)) if factor is not None else None
-    if found is None or (factor is not None and scale is None):
+    if integers is None or (factor is not None and scale is None):
         return None
-    return replace(found, tensor=byte.buffer, apart=place, scale=scale)
+    return replace(integers, tensor=byte.buffer, apart=place, scale=scale)
 
 
 def _factors(node: Node) -> tuple[Node, Node | None]:

@@ -86,6 +86,7 @@ class Operand:
 
 
 def operands(kernel: GemmKernel) -> tuple[Operand, Operand]:
+    """A and B of the product, as the kernel reads them."""
     spec = kernel.spec
     batched = spec.batched and not spec.grouped  # with groups along k, only the result is batched
     zeros = ["0.0" if dtype.is_floating_point else "0" for dtype in kernel.operand_dtypes]
@@ -145,6 +146,7 @@ def load(operand: Operand, even: bool, left: str, inside: str = "") -> str:
 
 
 def advance(operand: Operand) -> str:
+    """The statement that moves an operand's pointers by a block along k."""
     return f"ptr_{operand.name} += {operand.along('k', 'BLOCK_K')}"
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 def ceil_div(size: sympy.Expr, block: int) -> sympy.Expr:
+    """The number of blocks that cover `size`."""
     return FloorDiv(size + block - 1, sympy.Integer(block))
 
 
@@ -31,12 +32,14 @@ def blocks(unit: Unit) -> sympy.Expr:
 
 
 def unit_of(kernel: GemmKernel, config: Config, facts: Facts, chip: Chip) -> Unit:
+    """What a kernel of this product is written with; its constants are the blocks of the config."""
     unit = Unit(kernel, config, facts, chip)
     unit.constants = {f"BLOCK_{axis.upper()}": int(config[axis]) for axis in ("m", "n", "k")}
     return unit
 
 
 def program(unit: Unit) -> str:
+    """The number of the program, in 64 bits if some position needs them."""
     return "tl.program_id(0)" + (".to(tl.int64)" if unit.facts.wide else "")
 
 

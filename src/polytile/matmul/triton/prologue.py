@@ -141,8 +141,8 @@ class Computed:
         """A symbol for each number of points by which the prologue divides k, where blocks begin at multiples of their size and
         this is a multiple of it."""
         k, block = self._axis_k(prologue), self.unit.constants["BLOCK_K"]
-        found = [index for node in expr.walk(*prologue.loop.roots) for index in node.indices]
-        divisions = {part for index in found for part in index.atoms(FloorDiv) if part.args[0] == k}
+        indices = [index for node in expr.walk(*prologue.loop.roots) for index in node.indices]
+        divisions = {part for index in indices for part in index.atoms(FloorDiv) if part.args[0] == k}
         points = sorted(int(part.args[1]) for part in divisions if part.args[1].is_Integer)
         return {n: sizes.axis(f"{k}_by_{n}") for n in points if n * self.pieces % block == 0}
 

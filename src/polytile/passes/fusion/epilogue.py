@@ -132,8 +132,9 @@ def plain_epilogue(template: Template) -> Loop:
 def hosted(host: Loop, consumer: Loop) -> Domain:
     """The domain of `host`, with the consumer's axes, including reduced ones, as functions of (batch, m, n).
 
-    Consumers are matched with a copy of `host` whose axes are split until no index contains a division, so that a consumer can
-    follow an earlier part of the epilogue that splits an axis.
+    Consumers are matched with a copy of `host` whose axes are split until no index contains a division, so that a
+    consumer can follow an earlier part of the epilogue that splits an axis. Raises Unfit if the consumer's points are
+    not those of the product.
     """
     split, origin = traced_split(host)
     pairs = pairs_of(split, consumer, passed_buffers(split, consumer))

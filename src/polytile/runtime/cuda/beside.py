@@ -40,9 +40,9 @@ def _stream(index: int) -> torch.cuda.Stream:
 def can_time_calls() -> bool:
     """Whether the dispatch table can time single calls on a GPU. Configures it the first time."""
     module = native.module()
-    found = driver.library()
+    library = driver.library()
     try:
-        functions = addresses(found, _EVENT_FUNCTIONS)
+        functions = addresses(library, _EVENT_FUNCTIONS)
     except AttributeError as error:
         log.info("Calls on this GPU cannot be timed one by one: %s.", error)
         return False

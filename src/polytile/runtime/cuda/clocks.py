@@ -30,14 +30,14 @@ QUESTIONS: tuple[tuple[str, str, tuple[int, ...], float], ...] = (
 def clocks(index: int) -> dict[str, float]:
     """The facts of QUESTIONS for this process's GPU `index`, in MHz, °C and W. Values that NVML does not report are
     left out."""
-    found = _library()
-    device = _device(index) if found is not None else None
-    if found is None or device is None:
+    nvml = _library()
+    device = _device(index) if nvml is not None else None
+    if nvml is None or device is None:
         return {}
     told = {}
     for name, function, arguments, unit in QUESTIONS:
         number = ctypes.c_uint()
-        if getattr(found, function)(device, *arguments, ctypes.byref(number)) == 0:
+        if getattr(nvml, function)(device, *arguments, ctypes.byref(number)) == 0:
             told[name] = number.value * unit
     return told
 
@@ -45,9 +45,9 @@ def clocks(index: int) -> dict[str, float]:
 def utilisation(index: int) -> float | None:
     """The percentage of its last sampling period, a second at most, in which GPU `index` had a kernel running; None where NVML
     does not report it."""
-    found, shares = _library(), (ctypes.c_uint * 2)()
-    device = _device(index) if found is not None else None
-    if found is None or device is None or found.nvmlDeviceGetUtilizationRates(device, shares) != 0:
+    nvml, shares = _library(), (ctypes.c_uint * 2)()
+    device = _device(index) if nvml is not None else None
+    if nvml is None or device is None or nvml.nvmlDeviceGetUtilizationRates(device, shares) != 0:
         return None
     return float(shares[0])
 
@@ -56,8 +56,8 @@ def utilisation(index: int) -> float | None:
 def _library() -> Any:
     """NVML, initialised; None if that fails."""
     try:
-        found = ctypes.CDLL(LIBRARY)
-        return found if found.nvmlInit_v2() == 0 else None
+        nvml = ctypes.CDLL(LIBRARY)
+        return nvml if nvml.nvmlInit_v2() == 0 else None
     except (OSError, AttributeError):
         return None
 

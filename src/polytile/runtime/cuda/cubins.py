@@ -158,9 +158,9 @@ def request(order: Order) -> Promise:
     if cache.holds(f"{stem}{REJECTED}") and (messages := cache.read(f"{stem}{REJECTED}")) is not None:
         promise.set_exception(KernelRejected(order.name, messages.decode(), cache.root / (stem + order.suffix)))
         return promise
-    found = _read(cache, stem, order)
-    if found is not None:
-        promise.set_result(found)
+    kernel = _read(cache, stem, order)
+    if kernel is not None:
+        promise.set_result(kernel)
         return promise
     source = cache.write(stem + order.suffix, str(order.job.get("source", "")).encode(), sealed=False)
     began = time.perf_counter()
@@ -172,8 +172,8 @@ def request(order: Order) -> Promise:
         counters.add("kernels_generated")
         try:
             with lease.alone(cache, stem, workers.TIMEOUT_SECONDS):  # other processes may want the same kernel at the same time
-                found = _read(cache, stem, order)
-                promise.set_result(found or _kept(cache, stem, order, ask(order.job), source, time.perf_counter() - began))
+                kernel = _read(cache, stem, order)
+                promise.set_result(kernel or _kept(cache, stem, order, ask(order.job), source, time.perf_counter() - began))
         except Exception as error:
             promise.set_exception(error)
 

@@ -60,12 +60,12 @@ class Algorithm:
     @property
     def attributes(self) -> str:
         """The algorithm's configuration: "id 66 tile 24 splits 1 ..."."""
-        words, found = (ctypes.c_uint64 * 8)(*self.words), []
+        words, said = (ctypes.c_uint64 * 8)(*self.words), []
         for name, (number, size) in _CONFIG.items():
             buffer, written = ctypes.create_string_buffer(size), ctypes.c_size_t()
             if library().cublasLtMatmulAlgoConfigGetAttribute(words, number, buffer, size, ctypes.byref(written)) == 0:
-                found.append(f"{name} {struct.unpack('<I' if size == 4 else '<H', buffer.raw)[0]}")
-        return " ".join(found)
+                said.append(f"{name} {struct.unpack('<I' if size == 4 else '<H', buffer.raw)[0]}")
+        return " ".join(said)
 
 
 @functools.cache
@@ -74,12 +74,12 @@ def library() -> ctypes.CDLL:
     troubles: list[str] = []
     for name in (*_beside_torch(), *NAMES):
         try:
-            found = ctypes.CDLL(name)
+            cublaslt = ctypes.CDLL(name)
             for function, arguments in _PROTOTYPES.items():
-                getattr(found, function).argtypes = arguments
-                getattr(found, function).restype = ctypes.c_int
-            found.cublasLtGetVersion.restype = ctypes.c_size_t
-            return found
+                getattr(cublaslt, function).argtypes = arguments
+                getattr(cublaslt, function).restype = ctypes.c_int
+            cublaslt.cublasLtGetVersion.restype = ctypes.c_size_t
+            return cublaslt
         except (OSError, AttributeError) as error:
             troubles.append(str(error))
     raise DeviceError(f"cuBLASLt cannot be used ({troubles[-1]}); it comes with torch's CUDA builds.")

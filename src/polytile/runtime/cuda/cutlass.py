@@ -52,8 +52,8 @@ class Toolkit:
     @property
     def cuda_major(self) -> int:
         """The major version of CUDA that the compiler belongs to."""
-        found = re.search(r"(\d+)\.", self.compiler_version)
-        return int(found[1]) if found else 0
+        major = re.search(r"(\d+)\.", self.compiler_version)
+        return int(major[1]) if major else 0
 
     @property
     def includes(self) -> tuple[str, ...]:

@@ -216,9 +216,9 @@ def fingerprint(index: int) -> str:
     Registers its facts for `device.described`: the kind, the driver's values and the clocks, but none of the estimates,
     which a better table may change.
     """
-    found = facts(index)
-    known = {name: value for name, value in asdict(found).items() if name not in ESTIMATES}
+    numbers = facts(index)
+    known = {name: value for name, value in asdict(numbers).items() if name not in ESTIMATES}
     properties = _properties(index)
     clock, width = _positive(properties, "memory_clock_rate", 1e3), _positive(properties, "memory_bus_width")
     memory = {"memory_clock": clock, "memory_bus_bits": width}
-    return remember(f"cuda-{found.arch or f'sm{found.capability}'}-{found.sms}sm", {"kind": "cuda", **known, **memory})
+    return remember(f"cuda-{numbers.arch or f'sm{numbers.capability}'}-{numbers.sms}sm", {"kind": "cuda", **known, **memory})

@@ -81,18 +81,18 @@ def library() -> ctypes.CDLL:
 @functools.cache
 def _opened(name: str) -> ctypes.CDLL:
     try:
-        found = ctypes.CDLL(name)
+        cuda = ctypes.CDLL(name)
         for function, arguments in _PROTOTYPES.items():
-            getattr(found, function).argtypes = arguments
-            getattr(found, function).restype = ctypes.c_int
+            getattr(cuda, function).argtypes = arguments
+            getattr(cuda, function).restype = ctypes.c_int
     except (OSError, AttributeError) as error:
         raise DeviceError(
             f"the {_vendor()} driver's library {name} cannot be used ({error}); install {_vendor()}'s driver."
         ) from error
-    code = found.cuInit(0)
+    code = cuda.cuInit(0)
     if code:
-        raise DeviceError(f"the {_vendor()} driver does not start: {_words(found, code)}. Check {_monitor()}.")
-    return found
+        raise DeviceError(f"the {_vendor()} driver does not start: {_words(cuda, code)}. Check {_monitor()}.")
+    return cuda
 
 
 def _vendor() -> str:
@@ -151,7 +151,7 @@ def refusal(code: int, what: str) -> DeviceError:
 
 
 def version() -> int:
-    """CUDA version of the driver, 13000 for 13.0."""
+    """CUDA version of the driver, 13000 for 13.0. Raises DeviceError if the driver does not answer."""
     number = ctypes.c_int()
     code = library().cuDriverGetVersion(ctypes.byref(number))
     if code:
@@ -168,10 +168,10 @@ def release() -> str:
     if hip.present():
         return f"HIP {cuda}"
     try:
-        found = _RELEASE.search(RELEASE.read_text())
+        match = _RELEASE.search(RELEASE.read_text())
     except OSError:  # not on Linux, or hidden from a container
-        found = None
-    return f"{found[1]} (CUDA {cuda})" if found else f"CUDA {cuda}"
+        match = None
+    return f"{match[1]} (CUDA {cuda})" if match else f"CUDA {cuda}"
 
 
 def context(index: int) -> int:
@@ -182,28 +182,28 @@ def context(index: int) -> int:
 
 @functools.cache
 def _context(index: int) -> int:
-    found, device, handle = _opened(where()), ctypes.c_int(), ctypes.c_void_p()
-    for code in (found.cuDeviceGet(ctypes.byref(device), index),
-                 found.cuDevicePrimaryCtxRetain(ctypes.byref(handle), device)):  # fmt: skip
+    cuda, device, handle = _opened(where()), ctypes.c_int(), ctypes.c_void_p()
+    for code in (cuda.cuDeviceGet(ctypes.byref(device), index),
+                 cuda.cuDevicePrimaryCtxRetain(ctypes.byref(handle), device)):  # fmt: skip
         if code:
-            raise DeviceError(f"CUDA device {index} cannot be used: {_words(found, code)}.")
+            raise DeviceError(f"CUDA device {index} cannot be used: {_words(cuda, code)}.")
     return handle.value or 0
 
 
 @contextlib.contextmanager
 def current(index: int) -> Iterator[ctypes.CDLL]:
     """Makes device `index` the thread's current one within the block, and keeps its work out of stream captures."""
-    found = library()
-    _check(found.cuCtxPushCurrent_v2(context(index)), f"make device {index} current")
+    cuda = library()
+    _check(cuda.cuCtxPushCurrent_v2(context(index)), f"make device {index} current")
     mode = ctypes.c_int(_RELAXED)
     try:
-        _check(found.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)), "set aside a capture")
+        _check(cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)), "set aside a capture")
         try:
-            yield found
+            yield cuda
         finally:
-            found.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+            cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     finally:
-        found.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+        cuda.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
 
 def load(index: int, image: bytes, symbol: str, threads: int, shared: int, cluster: int = 1) -> Function:
@@ -234,26 +234,26 @@ def load(index: int, image: bytes, symbol: str, threads: int, shared: int, clust
     LaunchFailed
         If the device rejects the cubin, or the kernel exceeds the limits of a block. Nothing has run then.
     """
-    with current(index) as found:
+    with current(index) as cuda:
         module, handle = ctypes.c_void_p(), ctypes.c_void_p()
-        _check(found.cuModuleLoadData(ctypes.byref(module), image), f"load kernel {symbol} ({len(image)} bytes)")
+        _check(cuda.cuModuleLoadData(ctypes.byref(module), image), f"load kernel {symbol} ({len(image)} bytes)")
         try:
-            code = found.cuModuleGetFunction(ctypes.byref(handle), module, symbol.encode())
+            code = cuda.cuModuleGetFunction(ctypes.byref(handle), module, symbol.encode())
             _check(code, f"find kernel {symbol} in its own cubin")
-            most = _attribute(found, handle, _MAX_THREADS)
+            most = _attribute(cuda, handle, _MAX_THREADS)
             if threads > most:
-                registers = _attribute(found, handle, _REGISTERS)
+                registers = _attribute(cuda, handle, _REGISTERS)
                 raise LaunchFailed(
                     f"kernel {symbol} needs {threads} threads a block and {registers} registers a thread; a block of it "
                     f"may have at most {most} threads."
                 )
-            code = found.cuFuncSetAttribute(handle, _DYNAMIC_SHARED, shared)
+            code = cuda.cuFuncSetAttribute(handle, _DYNAMIC_SHARED, shared)
             _check(code, f"give kernel {symbol} {shared} bytes of shared memory")
             if cluster > PORTABLE:
-                code = found.cuFuncSetAttribute(handle, _LARGE_CLUSTERS, 1)
+                code = cuda.cuFuncSetAttribute(handle, _LARGE_CLUSTERS, 1)
                 _check(code, f"run kernel {symbol} in clusters of {cluster} blocks")
         except BaseException:
-            found.cuModuleUnload(module)
+            cuda.cuModuleUnload(module)
             raise
     return Function(handle.value or 0)
 

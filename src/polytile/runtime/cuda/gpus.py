@@ -25,7 +25,7 @@ def gpus() -> tuple[str, ...]:
     """Fingerprints of the GPUs that torch sees (runtime/cuda/device.py), in its order."""
     if "torch" in sys.modules:
         return tuple(_query_gpus())
-    devices = sorted(found for pattern in DEVICES for found in glob.glob(pattern))
+    devices = sorted(node for pattern in DEVICES for node in glob.glob(pattern))
     return tuple(cached_answer("gpus", [drivers(), devices, set_variables(GPU_VARIABLES)], _query_gpus)) if drivers() else ()
 
 

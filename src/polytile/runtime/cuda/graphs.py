@@ -146,9 +146,9 @@ class ProgramGraphs:
         program = self._program()
         if program is None:
             return None
-        found = (ctypes.c_int64 * len(fields(Numbers)))()
-        _function("polytile_graphs_numbers", ctypes.c_void_p, ctypes.c_void_p)(self._address, found)
-        return Numbers(*found)
+        values = (ctypes.c_int64 * len(fields(Numbers)))()
+        _function("polytile_graphs_numbers", ctypes.c_void_p, ctypes.c_void_p)(self._address, values)
+        return Numbers(*values)
 
     def __str__(self) -> str:
         return str(self.numbers() or "the program is gone")
@@ -158,9 +158,9 @@ class ProgramGraphs:
         program, before = self._program(), self.numbers()
         if program is None or before is None:
             return
-        with driver.current(self.index) as found:
+        with driver.current(self.index) as cuda:
             _function("polytile_graphs_make", ctypes.c_void_p, ctypes.c_void_p)(
-                self._address, _stream(self.index, found)
+                self._address, _stream(self.index, cuda)
             )
         after = self.numbers()
         assert after is not None
@@ -217,8 +217,8 @@ def _recorder() -> int:
     """Address of the recorder. Registers it with launches, products and programs."""
     try:
         library = loaded()
-        found = driver.library()
-        functions = [*addresses(found, _DRIVER_FUNCTIONS), *_if_any(found, _PARAMETERS), *_if_any(found, *_EDGES)]
+        cuda = driver.library()
+        functions = [*addresses(cuda, _DRIVER_FUNCTIONS), *_if_any(cuda, _PARAMETERS), *_if_any(cuda, *_EDGES)]
         functions += [*capturing.callbacks(), *launch.torch_functions(), *launch.new_handle()]
     except (CompilerMissing, CompileFailed, CacheError) as error:
         raise DeviceError(f"launches cannot be recorded for CUDA graphs: {error}") from error

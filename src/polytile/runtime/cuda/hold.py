@@ -77,9 +77,9 @@ def _launch(index: int, word: int, ticket: int, seconds: float) -> None:
     values = (ctypes.c_uint64(word), ctypes.c_uint32(ticket), ctypes.c_uint64(int(seconds * 1e9)))
     pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
     stream = ctypes.c_void_p(torch.cuda.current_stream(index).cuda_stream)
-    with driver.current(index) as found:
+    with driver.current(index) as cuda:
         one = (ctypes.c_uint(1),) * 6
-        code = found.cuLaunchKernel(ctypes.c_void_p(_function(index)), *one, ctypes.c_uint(0), stream, pointers, None)
+        code = cuda.cuLaunchKernel(ctypes.c_void_p(_function(index)), *one, ctypes.c_uint(0), stream, pointers, None)
     if code:
         raise driver.refusal(code, "a stream cannot be held while kernels are timed")
 

@@ -282,13 +282,14 @@ def reset() -> None:
 
 def _functions() -> list[int]:
     """Addresses of the functions that launch.c calls, in the order of its Api."""
-    found = driver.library()
-    describe = addresses(found, [DESCRIBE]) if hasattr(found, DESCRIBE) else [0]
-    return [*addresses(found, _DRIVER_FUNCTIONS), *torch_functions(), *describe]
+    cuda = driver.library()
+    describe = addresses(cuda, [DESCRIBE]) if hasattr(cuda, DESCRIBE) else [0]
+    return [*addresses(cuda, _DRIVER_FUNCTIONS), *torch_functions(), *describe]
 
 
 def torch_functions() -> list[int]:
-    """Addresses of torch's stable C functions: the current stream, and memory from its allocator."""
+    """Addresses of torch's stable C functions: the current stream, and memory from its allocator. Raises DeviceError if
+    torch lacks one of them."""
     kind = "hip" if hip.present() else "cuda"
     try:
         gpu, cpu = (ctypes.CDLL(native.library_path(f"torch_{part}")) for part in (kind, "cpu"))

@@ -139,8 +139,8 @@ class AtenPlan(NativePlan):
         head.api = ctypes.addressof(self._hold(self._functions()))
         head.context = driver.context(device) if device >= 0 else None
         head.handle = self._handle()
-        found = fastest_at or {}
-        head.fastest_at = (ctypes.c_int64 * 4)(*[found.get(name, -1) for name in ("batch", "M", "N", "K")])
+        measured_at = fastest_at or {}
+        head.fastest_at = (ctypes.c_int64 * 4)(*[measured_at.get(name, -1) for name in ("batch", "M", "N", "K")])
         head.most_workspace, head.rank, head.integers = MOST_WORKSPACE, rank, product.integers
         head.operands = (_Operand * 4)(*map(self._operand, product.operands))
         head.bias = -1 if product.bias is None else product.bias
@@ -182,14 +182,14 @@ class Plan(AtenPlan):
     def proposals(self, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[Algorithm, ...]:
         """The heuristic's proposals for aligned tensors of these sizes (batch, M, N, K) and strides (of A, B, C and D)."""
         ask = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-        shape, found = _Shape(), (_Proposal * PROPOSALS)()
+        shape, proposed = _Shape(), (_Proposal * PROPOSALS)()
         shape.sizes = (ctypes.c_int64 * 4)(*sizes)
         for k, own in enumerate(strides):
             shape.strides[k] = (ctypes.c_int64 * 3)(*own)
         shape.alignment = (ctypes.c_uint32 * 5)(*[ALIGNMENT] * 5)
         function = ask(loaded().address("polytile_product_proposals"))
-        count = function(self.handle, ctypes.addressof(shape), ctypes.addressof(found))
-        return tuple(Algorithm(tuple(one.algorithm), one.workspace) for one in found[:count])
+        count = function(self.handle, ctypes.addressof(shape), ctypes.addressof(proposed))
+        return tuple(Algorithm(tuple(one.algorithm), one.workspace) for one in proposed[:count])
 
 
 @functools.lru_cache(maxsize=4096)

@@ -15,6 +15,7 @@ from polytile.ir.loop import Axis, Loop, Store
 
 
 def scattered_stores(loop: Loop) -> list[Store]:
+    """The stores that may collide in one element."""
     return [s for s in loop.stores if s.mode != "set" or s.indirect]
 
 

@@ -112,8 +112,9 @@ def blocked_column_reduction(**blocks: Any) -> GpuSchedule:
         for row in mine:                 →    for part in parts: acc += x[row, part]
             sums += g(x[row, :])              for part in parts: sums[part] += g(x[row, part])
 
-    Legal like `column_reduction`; fits if r × parts hold the row. Moves the input of k passes k times, from the L2
-    cache.
+    Legal like `column_reduction`; fits if r × parts hold the row. Moves the input of k passes k times, the later times
+    from the L2 cache. Costs registers for the sums of all parts.
+    Halide: rfactor over rows, the row split. TVM: split and rfactor. No name in Triton or CUB.
     """
     return GpuSchedule(Hold.MEMORY, Share.PROGRAM, Combine.PROGRAM, Blocks(**blocks), _of_columns(blocks))
 

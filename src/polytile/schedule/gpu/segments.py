@@ -7,7 +7,8 @@ ATOMIC             table[:] = 0; for p in programs: atomic_add(table[index[p], :
                    Legal for any table. Costs the zeros and an atomic per element; atomics contend where many points
                    share a row. PyTorch: index_add; TVM: scatter_add
 FIRST_OCCURRENCE   table[:] = 0; for p in programs: if index[p] not in index[:p]: table[index[p], :] = sum of its points
-                   No atomics, a fixed order. Costs the zeros; every point scans all indices before its own
+                   No atomics, a fixed order. Costs the zeros; every point scans all indices before its own. For few points
+                   per row. No name in PyTorch, TVM or CUB
 OWNER_COMPUTES     for row in programs: table[row, :] = sum(x[p, :] for p in points if index[p] == row)
                    One launch, zeros included. Every row scans all indices, which suits few rows or few points. HPF: the
                    owner-computes rule

@@ -29,7 +29,8 @@ _HEADER = re.compile(r"// (\w+): .*\n// gives:(.*)\n")
 
 @cache
 def part(name: str) -> tuple[frozenset[str], str]:
-    """The names that a header provides, and its text."""
+    """The names that a header provides, and its text. Raises ValueError for a header that does not begin with its name
+    and what it gives."""
     text = (Path(__file__).parent / f"{name}.h").read_text(encoding="utf-8")
     head = _HEADER.match(text)
     if head is None or head[1] != name:
