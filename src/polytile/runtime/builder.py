@@ -25,7 +25,7 @@ from polytile.counters import counters
 from polytile.errors import PolytileError
 from polytile.runtime import background, child_process, pytorch, spare_core
 from polytile.runtime.cache import current
-from polytile.runtime.child_process import ChildProcess, import_path
+from polytile.runtime.child_process import NICENESS, ChildProcess, import_path
 from polytile.runtime.cpu import usable_cores
 
 SCRIPT = Path(__file__).parents[1] / "compiler" / "building.py"
@@ -38,11 +38,6 @@ END_SECONDS = 0.05
 
 EXIT_SECONDS = 2.0
 """How long to wait for the exit status of a process that has closed its end of the socket; on busy cores it takes a while."""
-
-NICENESS = 5
-"""How much lower than this process's the priority of the builder is. Calls leave it a core; where the system puts a thread of
-theirs on that core, the thread goes first. Beside other programs that keep all cores busy, the builder gets a third of a fair
-share of a core, and a program is there within a minute. At 10 it would get a ninth."""
 
 TAKEN = 0.1
 """What part of calls' speed the process takes at most where programs serve most calls: between compilers it rests. A call on two
