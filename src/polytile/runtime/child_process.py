@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 NICENESS = 5
-"""How much lower than this process's the priority of processes is that work beside calls: the builder (builder.py), and compilers
-that nobody waits for. Calls leave them a core; where the system puts a thread of theirs on that core, the thread goes first. Beside
-other programs that keep all cores busy, they get a third of a fair share of a core, and a program is there within a minute. At 10
-they would get a ninth."""
+"""How much lower than this process's the priority of processes is that work beside calls: the builder (builder.py), and
+compilers that nobody waits for. Calls leave the builder a core; where the system puts a thread of theirs on that core, the thread
+goes first. Beside other programs that keep all cores busy, it gets a third of a fair share of a core, and a program is there
+within a minute. At 10 it would get a ninth."""
 
 LAST_BYTES = 2000
 """Number of trailing bytes of a process's output that `last_words` returns."""

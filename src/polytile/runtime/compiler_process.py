@@ -89,8 +89,8 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 def run(name: str, command: tuple[str, ...], source: Path, beside_calls: bool = False) -> None:
-    """Compiles `source`, of the kernel `name`; `beside_calls`, which do not wait for it, at a lower priority. Raises SourceRejected;
-    CompilerMissing if this process is ending."""
+    """Compiles `source`, of the kernel `name`; at a lower priority if it runs `beside_calls`, which do not wait for it. Raises
+    SourceRejected; CompilerMissing if this process is ending."""
     with contextlib.ExitStack() as within:
         for turn in _turn:
             within.enter_context(turn())
