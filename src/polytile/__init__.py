@@ -193,7 +193,7 @@ def compile(
 
     if hints is None:
         early.begin(function, mode, options)
-    with collector.at_rest():
+    with collector.at_rest_uncounted():  # modules stay
         from polytile.compiler import backend
     return backend.compile(function, hints, compile_ahead, options, mode, dynamic, fullgraph, guards)
 

@@ -292,6 +292,26 @@ def test_compilers_run_in_turns_with_calls(other_program: Callable[[str], None],
     assert builder.ask("program", {}) == 7 and rests == [0.25]
 
 
+def test_who_asks_does_other_work_while_the_process_rests_but_asks_for_nothing_more(
+    other_program: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other_program(
+        "connection.recv(1 << 20)\n"
+        'connection.sendall(b\'{"note": "ran", "seconds": 0.25}\\n\')\n'
+        "connection.recv(1 << 20)\n"
+        'connection.sendall(b\'{"value": 7, "counts": {}}\\n\')\n'
+    )
+    said: list[str] = []
+
+    def meanwhile() -> None:
+        with pytest.raises(builder.BuilderFailed) as why:
+            builder.ask("kernels", {})
+        said.append(str(why.value))
+
+    monkeypatch.setattr(builder, "_rest", lambda ran, before, at_tier0, work: work())
+    assert builder.ask("program", {}, meanwhile=meanwhile) == 7 and "works for this thread" in said[0]
+
+
 def test_no_more_compilers_run_side_by_side_than_the_request_allows() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:

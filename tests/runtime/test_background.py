@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from polytile import options as settings
 from polytile.runtime import background as module
 from polytile.runtime import builder, pytorch
 from polytile.runtime.background import SWITCH_SECONDS, Background, Disturbance
@@ -188,6 +189,33 @@ def test_a_job_may_need_what_queued_ones_of_some_kind_do(alone: Background) -> N
 
     alone.submit(Work(builds))
     assert alone.wait(60) and order == ["loaded", "built", "other"]
+
+
+def test_a_job_that_waits_lets_due_ones_of_some_kind_run(beside_calls: Background) -> None:
+    """As the kernels of a program that serves, while another graph's program is made at a slow pace: the most urgent first, each
+    followed by its rest, and outside the contexts of the job that waits."""
+    order: list[str] = []
+
+    class Predicts(Work):
+        pass
+
+    def waits() -> None:
+        beside_calls.submit(Predicts(lambda: order.append("rare"), Disturbance.COMPUTES, lambda: 1.0))
+        beside_calls.submit(Work(lambda: order.append("another kind"), rank=lambda: 3.0))
+
+        def predicts() -> None:
+            compute()
+            order.append(f"often, debug={settings.get('debug')}")
+
+        beside_calls.submit(Predicts(predicts, Disturbance.COMPUTES, lambda: 2.0))
+        with settings.override(debug=1):
+            for _ in range(2):
+                beside_calls.run_due(Predicts)
+        order.append("built")
+
+    beside_calls.submit(Work(waits))
+    until(lambda: "another kind" in order, "the jobs that disturb no call")
+    assert order == ["often, debug=0", "built", "another kind"] and beside_calls._rests()
 
 
 def test_looking_for_work_counts_as_work(beside_calls: Background) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from polytile import counters, options
 from polytile.errors import CompileFailed, CompilerMissing
-from polytile.runtime import cache, compiler_process, toolchain
+from polytile.runtime import cache, child_process, compiler_process, toolchain
 from polytile.runtime import compile as compiler
 from polytile.runtime.compile import SourceRejected, compile_cpp, compile_log, load
 from polytile.tuning.environment import environment
@@ -228,6 +228,17 @@ def test_after_ctrl_c_while_compiling_the_kernel_is_there_for_whoever_asks_next(
             needed.result()
         go.touch()
         assert returned(needed.result(PATIENCE).address("k")) == 1
+
+
+@pytest.mark.parametrize("beside_calls", [False, True])
+def test_a_compiler_that_no_call_waits_for_is_a_little_nicer(tmp_path: Path, beside_calls: bool) -> None:
+    """The launcher's ran beside the tracer, and took a core from it."""
+    log = tmp_path / "niceness"
+    program = stand_in(tmp_path / "g++", f'sleep 0.2; nice > {log}; exec g++ "$@"')
+    with options.override(cxx=program):
+        compiler.compile_c("k", "int k;", beside_calls=beside_calls).result()
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert int(log.read_text()) == (min(19, own + child_process.NICENESS) if beside_calls else own)
 
 
 def test_a_compiler_that_hangs_is_stopped(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,8 +48,9 @@ def begin(function: Any, mode: str | None, options: Mapping[str, Any] | None) ->
 def prepare(values: Iterable[Any], hinted: bool = False) -> None:
     """Starts the launcher's compiler, and the other process if no program is on disk: where some are, this one may be among them.
     Tracing takes seconds of one core; the process imports what it needs on another. `hinted`: calls wait for measured kernels."""
-    native.prepare()
-    if waits_for() == "never" and not hinted and not current().holds(PROGRAMS):
+    waits_for_nothing = waits_for() == "never" and not hinted
+    native.prepare(beside_calls=waits_for_nothing)
+    if waits_for_nothing and not current().holds(PROGRAMS):
         expect(values)
 
 

@@ -24,6 +24,7 @@ from polytile.candidates.cpp import CompiledCandidate
 from polytile.compiler.programs import compile_program
 from polytile.compiler.stored import Loaded, Slot, conditions
 from polytile.counters import counters
+from polytile.dispatch import learning
 from polytile.dispatch.define import WORKS
 from polytile.dispatch.multikernel import MultiKernel
 from polytile.errors import CompileFailed, LoweringError, PolytileError
@@ -81,7 +82,7 @@ def build(lowered: Lowered, traced: Values, ahead: Sequence[Values], slot: Slot)
         request = _request(lowered, traced, ahead, slot)
         with alone(slot.cache, slot.name, builder.SECONDS):
             if not slot.cache.holds(slot.name):
-                builder.ask("program", request)
+                builder.ask("program", request, meanwhile=learning.go_on)
     except (Unstorable, Refused, builder.BuilderFailed) as why:
         log.info("The program %s is made in this process: %s", lowered.program.name, why)
         return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from polytile.candidates.candidate import Candidate
@@ -28,9 +28,11 @@ _documents: weakref.WeakKeyDictionary[MultiKernel, Document | None] = weakref.We
 """What each kernel is made from, as JSON; None if it has no form as JSON."""
 
 
-def compile_elsewhere(multikernel: MultiKernel, candidates: Iterable[Candidate]) -> None:
+def compile_elsewhere(
+    multikernel: MultiKernel, candidates: Iterable[Candidate], meanwhile: Callable[[], None] | None = None
+) -> None:
     """Makes another process compile the candidates that are not in the cache directory. Does nothing if the program makes no
-    calls, or if that process cannot compile them."""
+    calls, or if that process cannot compile them. `meanwhile`: see builder.ask."""
     if not (background.is_here() and builder.wanted()):
         return
     lacking = [c.name for c in candidates if isinstance(c, CompiledCandidate) and not c.is_cached()]
@@ -39,7 +41,7 @@ def compile_elsewhere(multikernel: MultiKernel, candidates: Iterable[Candidate])
         return
     try:
         with spare_core.wanted():
-            builder.ask("kernels", {"work": work, "candidates": lacking})
+            builder.ask("kernels", {"work": work, "candidates": lacking}, meanwhile=meanwhile)
     except builder.BuilderFailed as why:
         log.info("Candidates of kernel %r are compiled in this process: %s", multikernel.spec.name, why)
 

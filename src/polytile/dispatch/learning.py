@@ -72,6 +72,12 @@ def is_settled() -> bool:
     return not background.pending() and not any(trial.is_under_way for trial in trials)
 
 
+def go_on() -> None:
+    """Does a job that needs no compiler, if one is due: for a job that waits for the process that compiles, and holds no kernel's
+    lock. That process is paced where programs serve calls, and takes seconds."""
+    background.background.run_due(Predict, Load, Judge, recorded.Resume)
+
+
 class Learning:
     """The background jobs of one MultiKernel, at most one of each kind for a regime at a time."""
 
@@ -193,7 +199,7 @@ class Compile(_Job):
     rank = 1.0
 
     def work(self, owner: MultiKernel) -> None:
-        unmeasured.decide(owner, self.ints, self.pointers, self.key)
+        unmeasured.decide(owner, self.ints, self.pointers, self.key, meanwhile=go_on)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from polytile import options as settings
@@ -27,11 +27,12 @@ def decide(
     key: int | None = None,
     measured: bool = True,
     compiling: bool = True,
+    meanwhile: Callable[[], None] | None = None,
 ) -> bool:
     """Compiles the candidate that is known to be fastest at these integers, or predicted to be if nothing is known, and makes
     calls there run it. `key` is the key of the call, if there was one; without pointers, tensors count as aligned. If measuring
     could change the choice, the background measures, unless `measured` is false. Without `compiling`, decides nothing where a
-    compiler is needed. Returns whether nothing is left to compile."""
+    compiler is needed. `meanwhile`: see builder.ask. Returns whether nothing is left to compile."""
     ints, decision = tuple(ints), None
     with settings.restored({**owner.options, "stall": "compile"}), counters.stage("choosing"):
         called, key = key, owner.planned_key(ints) if key is None else key
@@ -47,7 +48,7 @@ def decide(
             if not (compiling or is_compiled(request.named(wanted.candidate))):
                 return False
             with contextlib.suppress(Exception):  # compiled without the lock; whoever adopts it meets the error again
-                compile_elsewhere(owner, [request.named(wanted.candidate)])
+                compile_elsewhere(owner, [request.named(wanted.candidate)], meanwhile)
                 request.named(wanted.candidate).prepare()
                 request.named(wanted.candidate).entry()
             with owner.lock:

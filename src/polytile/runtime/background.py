@@ -19,6 +19,7 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import contextvars
 import ctypes
 import enum
 import logging
@@ -127,6 +128,8 @@ class Background:
         for it: a compiler takes so long that what needs none does not wait for the end of the latter."""
         self._interval = sys.getswitchinterval()
         """Python's switch interval while the thread sleeps."""
+        self._within = 0.0
+        """Seconds that this thread has computed for jobs within others, which are rested from by themselves."""
         self._waiting = self._held = 0
         self._closed = False
         self.helped = 0.0
@@ -237,6 +240,30 @@ class Background:
                 return
             _run(job)
 
+    def run_due(self, *kinds: type) -> None:
+        """Runs the most urgent queued job of these kinds, unless the thread is to rest from it: for a job that waits for another
+        process, holds no lock that these need, and is itself no more than a wait. Contexts of that job do not apply to it."""
+        later = EVERY_DISTURBANCE if self._rests() else frozenset[Disturbance]()
+        with self._change:
+            jobs = [one for one in self._jobs if isinstance(one, kinds) and one.disturbs not in later]
+        job = max(jobs, key=_urgency, default=None)
+        with self._change:
+            if job is None or self._held or not self._take(job):
+                return
+        before = time.thread_time()
+        contextvars.Context().run(_run, job)
+        computed = time.thread_time() - before
+        self._within += computed
+        if job.disturbs is not Disturbance.NONE:
+            with self._change:
+                self._rest(CALL_SECONDS * computed, 0.0)
+
+    def _take(self, job: Job) -> bool:
+        """Takes a job out of the queue, for who has the lock. Returns whether it was there."""
+        left = [one for one in self._jobs if one is not job]
+        found, self._jobs = len(left) < len(self._jobs), left
+        return found
+
     def pending(self) -> list[Job]:
         """Jobs that are queued or running."""
         self.hear()
@@ -283,7 +310,7 @@ class Background:
         computed = 0.0
         self._wakes()
         while (job := self._next()) is not None:
-            begun, found, helped = time.monotonic(), time.thread_time(), self.helped
+            begun, found, helped, within = time.monotonic(), time.thread_time(), self.helped, self._within
             if self.threads:
                 openmp.set_threads(self.threads)
             try:
@@ -291,7 +318,7 @@ class Background:
             finally:
                 openmp.end_team()
                 before, computed = computed, time.thread_time()
-                own = CALL_SECONDS * (computed - before)  # what finding the job took included
+                own = CALL_SECONDS * (computed - before - (self._within - within))  # what finding the job took included
                 taken = {
                     Disturbance.NONE: CALL_SECONDS * (found - before),
                     Disturbance.COMPUTES: own,
@@ -344,8 +371,7 @@ class Background:
                 jobs = [one for one in self._jobs if one.disturbs not in later] if not self._held else ()
             job = max(jobs, key=_urgency, default=None)
             with self._change:
-                if job is not None and not self._held and any(job is one for one in self._jobs):
-                    self._jobs = [one for one in self._jobs if one is not job]
+                if job is not None and not self._held and self._take(job):
                     self._running = job
                     return job
             if job is None:

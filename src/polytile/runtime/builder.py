@@ -14,8 +14,9 @@ import atexit
 import contextlib
 import os
 import signal
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from polytile.counters import counters
 from polytile.errors import PolytileError
 from polytile.runtime import background, child_process, pytorch, spare_core
 from polytile.runtime.cache import current
-from polytile.runtime.child_process import ChildProcess, import_path
+from polytile.runtime.child_process import NICENESS, ChildProcess, import_path
 from polytile.runtime.cpu import usable_cores
 
 SCRIPT = Path(__file__).parents[1] / "compiler" / "building.py"
@@ -38,11 +39,6 @@ END_SECONDS = 0.05
 
 EXIT_SECONDS = 2.0
 """How long to wait for the exit status of a process that has closed its end of the socket; on busy cores it takes a while."""
-
-NICENESS = 5
-"""How much lower than this process's the priority of the builder is. Calls leave it a core; where the system puts a thread of
-theirs on that core, the thread goes first. Beside other programs that keep all cores busy, the builder gets a third of a fair
-share of a core, and a program is there within a minute. At 10 it would get a ninth."""
 
 TAKEN = 0.1
 """What part of calls' speed the process takes at most where programs serve most calls: between compilers it rests. A call on two
@@ -79,6 +75,8 @@ class _Builder:
         self.lock = locks.lock()
         self.process: ChildProcess | None = None
         self.deaths = 0
+        self.asking = 0
+        """The thread that waits for an answer; 0: none."""
         self.closed = False
 
     def running(self, linear: bool = False) -> ChildProcess:
@@ -129,11 +127,18 @@ def begin(linear: bool = False) -> None:
             _builder.lock.release()
 
 
-def ask(what: str, given: Mapping[str, Any], seconds: float = SECONDS) -> Any:
+def ask(what: str, given: Mapping[str, Any], seconds: float = SECONDS, meanwhile: Callable[[], None] | None = None) -> Any:
     """Sends the request `what`, one of those of compiler/building.py, and returns the answer as JSON values. The
-    process's counts are added to this process's counters. Raises BuilderFailed."""
+    process's counts are added to this process's counters. Now and then while the process rests, this thread calls `meanwhile`,
+    which may ask for nothing here. Raises BuilderFailed."""
+    if _builder.asking == threading.get_ident():
+        raise BuilderFailed("it works for this thread already.")
     with _builder.lock:
-        answer = _answer({"do": what, **here(), **given}, seconds)
+        _builder.asking = threading.get_ident()
+        try:
+            answer = _answer({"do": what, **here(), **given}, seconds, meanwhile)
+        finally:
+            _builder.asking = 0
     _builder.deaths = 0
     for name, count in answer["counts"].items():
         counters.add(name, count)
@@ -142,12 +147,12 @@ def ask(what: str, given: Mapping[str, Any], seconds: float = SECONDS) -> Any:
     return answer["value"]
 
 
-def _answer(request: dict[str, Any], seconds: float) -> dict[str, Any]:
+def _answer(request: dict[str, Any], seconds: float, meanwhile: Callable[[], None] | None) -> dict[str, Any]:
     process = _builder.running()
     begun = background.background.seconds, background.background.tier0_seconds
 
     def heard(message: dict[str, Any]) -> None:
-        _rest(message["seconds"], *begun)
+        _rest(message["seconds"], *begun, meanwhile)
         child_process.send(process.connection, {"do": "go"})
 
     try:
@@ -160,9 +165,10 @@ def _answer(request: dict[str, Any], seconds: float) -> dict[str, Any]:
         raise BuilderFailed(f"there was no answer: {error}{ending}") from error
 
 
-def _rest(ran: float, before: float, tier0_before: float) -> None:
+def _rest(ran: float, before: float, tier0_before: float, meanwhile: Callable[[], None] | None = None) -> None:
     """Lets calls have all cores for a while after the process has worked for this many seconds, as long as programs serve them.
-    The two numbers are those of the calls when the process was asked. Meanwhile the background notices new regimes."""
+    The two numbers are those of the calls when the process was asked. Meanwhile the background notices new regimes, and does what
+    `meanwhile` does."""
     alive, cores = background.background, usable_cores()
     end = time.monotonic() + ran * max(0.0, 1 / (TAKEN * cores) - 1)
     if not background.is_here() or pytorch.torch_threads() < cores:
@@ -173,6 +179,8 @@ def _rest(ran: float, before: float, tier0_before: float) -> None:
                 break
             time.sleep(background.QUIET_SECONDS)
             alive.hear()
+            if meanwhile is not None:
+                meanwhile()
 
 
 def here() -> dict[str, Any]:
@@ -198,7 +206,7 @@ def _close() -> None:
 def _after_fork() -> None:
     if _builder.process is not None:
         _builder.process.abandon()
-    _builder.process = None
+    _builder.process, _builder.asking = None, 0
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -18,6 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+NICENESS = 5
+"""How much lower than this process's the priority of processes is that work beside calls: the builder (builder.py), and
+compilers that nobody waits for. Calls leave the builder a core; where the system puts a thread of theirs on that core, the thread
+goes first. Beside other programs that keep all cores busy, it gets a third of a fair share of a core, and a program is there
+within a minute. At 10 it would get a ninth."""
+
 LAST_BYTES = 2000
 """Number of trailing bytes of a process's output that `last_words` returns."""
 
@@ -62,7 +68,7 @@ class ChildProcess:
             self.close()
             raise
         if niceness:
-            _set_niceness(self.pid, min(19, os.nice(0) + niceness))
+            add_niceness(self.pid, niceness)
 
     @property
     def pid(self) -> int:
@@ -101,8 +107,10 @@ class ChildProcess:
             self._written.close()
 
 
-def _set_niceness(process: int, niceness: int) -> None:
-    """Sets the niceness of a process that leads a session. Does nothing if the system forbids it or the process has ended."""
+def add_niceness(process: int, more: int) -> None:
+    """Makes a process that leads a session nicer than this one by `more`, and what it starts from now on. Does nothing if the
+    system forbids it or the process has ended."""
+    niceness = min(19, os.nice(0) + more)
     # Linux may first share the cores among sessions, each with its own niceness: see "autogroup" in sched(7).
     with contextlib.suppress(OSError):
         Path(f"/proc/{process}/autogroup").write_text(str(niceness))

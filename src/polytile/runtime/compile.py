@@ -85,6 +85,8 @@ class Order:
     present: bool = True
     """Whether a compiler is installed."""
     suffix: str = SHARED
+    beside_calls: bool = False
+    """Whether no call waits for it."""
 
     @property
     def file(self) -> str:
@@ -271,10 +273,14 @@ def compile_parts(source: str) -> Iterator[Compilation]:
     return _objects(order, cache)
 
 
-def compile_c(name: str, source: str, flags: tuple[str, ...] = (), headers: tuple[str, ...] = ()) -> Compilation:
+def compile_c(
+    name: str, source: str, flags: tuple[str, ...] = (), headers: tuple[str, ...] = (), beside_calls: bool = False
+) -> Compilation:
     """Requests the shared object of a C extension. Like `compile_cpp`, but not counted as a generated kernel. `headers`
-    lists include directories; `flags` must identify their contents."""
-    return _request(name, source, "c", lambda tools: ((*toolchain.EXTENSION_FLAGS, *flags), ()), headers=headers)
+    lists include directories; `flags` must identify their contents. `beside_calls`: no call waits for it, so that the compiler
+    has a lower priority."""
+    arguments = (*toolchain.EXTENSION_FLAGS, *flags), ()
+    return _request(name, source, "c", lambda tools: arguments, headers=headers, beside_calls=beside_calls)
 
 
 def in_background(work: Callable[[], None]) -> None:
@@ -317,6 +323,7 @@ def _request(
     arguments: Callable[[toolchain.Toolchain], tuple[_Arguments, _Arguments]],
     key: str = "",
     headers: tuple[str, ...] = (),
+    beside_calls: bool = False,
 ) -> Compilation:
     """`arguments` returns the flags and the libraries for a compiler."""
     try:
@@ -326,7 +333,10 @@ def _request(
         failed.run()
         return failed
     command = (*tools.command, *(f"-I{folder}" for folder in headers))
-    order = Order(name, source, language, *arguments(tools), command, tools.identity, known_key=key, present=tools.present)
+    order = Order(
+        name, source, language, *arguments(tools), command, tools.identity, known_key=key, present=tools.present,
+        beside_calls=beside_calls,
+    )  # fmt: skip
     cache = current()
     compilation, new = _compilation(order, cache)
     if new and (cache.holds(f"{cache.stem('kernels', name, order.key, SHARED)}{SHARED}") or not tools.present):
@@ -436,7 +446,7 @@ def _run_compiler(order: Order, source: Path, objects: list[Path], output: Path)
     command = (
         *order.command, *order.flags, *apart, "-x", order.language, str(source), *linked, "-o", str(output), *order.libraries,
     )  # fmt: skip
-    compiler_process.run(order.name, command, source)
+    compiler_process.run(order.name, command, source, order.beside_calls)
 
 
 def verified(library: Library) -> Library:

@@ -14,6 +14,7 @@ from pathlib import Path
 from polytile.counters import counters
 from polytile.errors import CompileFailed, CompilerMissing
 from polytile.runtime import toolchain
+from polytile.runtime.child_process import NICENESS, add_niceness
 
 TIMEOUT_SECONDS = 300.0
 """Compilers that run longer are stopped. The largest generated kernels take about 2 s."""
@@ -87,19 +88,20 @@ def _stop(process: subprocess.Popen[str]) -> None:
             process.terminate()
 
 
-def run(name: str, command: tuple[str, ...], source: Path) -> None:
-    """Compiles `source`, of the kernel `name`. Raises SourceRejected; CompilerMissing if this process is ending."""
+def run(name: str, command: tuple[str, ...], source: Path, beside_calls: bool = False) -> None:
+    """Compiles `source`, of the kernel `name`; at a lower priority if it runs `beside_calls`, which do not wait for it. Raises
+    SourceRejected; CompilerMissing if this process is ending."""
     with contextlib.ExitStack() as within:
         for turn in _turn:
             within.enter_context(turn())
-        status, messages = _ended(name, command, source)
+        status, messages = _ended(name, command, source, beside_calls)
     if status != 0 and _running.ended:  # this process has stopped it: nothing is known about the source
         raise CompilerMissing(f"kernel {name!r} was being compiled when the process ended.")
     if status != 0:
         raise SourceRejected(name, command, messages, source, f"ended with status {status}")
 
 
-def _ended(name: str, command: tuple[str, ...], source: Path) -> tuple[int, str]:
+def _ended(name: str, command: tuple[str, ...], source: Path, beside_calls: bool) -> tuple[int, str]:
     """Runs the compiler and returns its exit status and its output."""
     counters.add("compiler_runs")
     process = subprocess.Popen(
@@ -112,6 +114,8 @@ def _ended(name: str, command: tuple[str, ...], source: Path) -> tuple[int, str]
         env=toolchain.environment(),
         start_new_session=_groups["own"],
     )
+    if beside_calls and _groups["own"]:  # those of a builder have its priority
+        add_niceness(process.pid, NICENESS)
     state = _running
     state.processes.add(process)
     try:

@@ -44,12 +44,12 @@ SOURCES = tuple(Path(__file__).parent / name for name in _PARTS.split())
 _lock = locks.lock()
 
 
-def prepare() -> compiler.Compilation:
-    """Starts building the extension, or finds it in the cache; returns at once."""
+def prepare(beside_calls: bool = False) -> compiler.Compilation:
+    """Starts building the extension, or finds it in the cache; returns at once. `beside_calls`: see compile_c."""
     abi = sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag
     source = "\n".join(path.read_text() for path in SOURCES)
     told = f"-DPOLYTILE_ABI={abi}", f"-DPOLYTILE_PYTHON={sys.hexversion}"
-    return compiler.compile_c("launcher", source, told, (sysconfig.get_path("include"),))
+    return compiler.compile_c("launcher", source, told, (sysconfig.get_path("include"),), beside_calls)
 
 
 def module(quietly: bool = False) -> Any:

@@ -95,7 +95,7 @@ class _Swapped:
             return
         self.scope["serve"] = self.plain
         try:
-            library = compiling.compile_c(FILE, unit.source, FLAGS).result()
+            library = compiling.compile_c(FILE, unit.source, FLAGS, beside_calls=True).result()
             program_in_c = in_c(self.name, unit, library, self.plain)
             if self.wants_graphs:
                 self.use_graphs(program_in_c, unit.device)
