@@ -230,6 +230,7 @@ class _Trial:
         restore = gate.clones.restore if gate.clones.changes_its_input else None
         timer = measure.timer_for(self.task.target, entry)
         name, first = self.task.candidates[index].name, self.first.get(index)
+        entry = entry.timed if isinstance(entry, PythonEntry) else entry
         return measure.Contender(name, entry, gate.clones.args, restore, timer, entrant, first)
 
     def _entrants(self) -> dict[int, Entrant]:
