@@ -58,13 +58,6 @@ class Operands:
         return (self.dq, self.dk, self.dv, *([self.dscores] if self.dscores is not None else []))
 
     @property
-    def outputs(self) -> tuple[torch.Tensor, ...]:
-        """Where all results are written, in the order of the problem's outputs."""
-        if self.dq is not None:
-            return self.gradients
-        return (self.out, self.lse) if self.lse is not None else (self.out,)
-
-    @property
     def left(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The backward pass's further inputs: out, its lse and its gradient."""
         assert self.saved is not None and self.grad is not None
@@ -165,7 +158,7 @@ def run_attention(problem: AttentionProblem, given: Operands, precision: torch.d
         placed = given.indices, given.count, given.keys
         attend_sequences(given.q, given.k, given.v, given.out, given.lse, *placed, **how, scores=given.changed)
         return
-    write(given, computed(problem, given, precision))
+    write(problem, given, computed(problem, given, precision))
 
 
 def computed(problem: AttentionProblem, given: Operands, precision: torch.dtype | None = None) -> Sequence[torch.Tensor]:
@@ -179,9 +172,10 @@ def computed(problem: AttentionProblem, given: Operands, precision: torch.dtype 
     return attend(given.q, given.k, given.v, **how, scores=given.changed)[: 1 + problem.lse]
 
 
-def write(given: Operands, results: Sequence[torch.Tensor]) -> None:
-    """Copies results to the outputs of a call."""
-    for place, result in zip(given.outputs, results, strict=True):
+def write(problem: AttentionProblem, given: Operands, results: Sequence[torch.Tensor]) -> None:
+    """Copies results, in the order of the problem's outputs, to those of a call."""
+    forward = (given.out, given.lse) if given.lse is not None else (given.out,)
+    for place, result in zip(given.gradients if problem.backward else forward, results, strict=True):
         place.copy_(result)
 
 

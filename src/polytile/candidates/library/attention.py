@@ -79,7 +79,7 @@ class AttentionLibrary(Candidate):
 
     def _call(self, *args: Any) -> None:
         given = operands(self.problem, args)
-        write(given, self.computed(given))
+        write(self.problem, given, self.computed(given))
 
     def _results(self, *args: Any) -> list[torch.Tensor]:
         return laid_out_for(self.problem, args, self.computed(operands(self.problem, args)))
