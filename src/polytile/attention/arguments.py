@@ -111,7 +111,8 @@ def laid_out_for(problem: AttentionProblem, args: Sequence[Any], results: Sequen
         place = _places(problem)[number]
         assert place is not None
         sizes = [args[k] for k in place[1]]
-        strides = [*itertools.accumulate(sizes[:0:-1], operator.mul, initial=1)][::-1] if place[2] is None else [args[k] for k in place[2]]
+        dense = [*itertools.accumulate(sizes[:0:-1], operator.mul, initial=1)][::-1]
+        strides = dense if place[2] is None else [args[k] for k in place[2]]
         found.append(laid_out(result, sizes, strides, problem.tensors[number].dtype))
     return found
 

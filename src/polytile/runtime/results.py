@@ -8,7 +8,8 @@ import torch
 
 
 def laid_out(result: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """`result` as a tensor of this layout (strides in elements) that fills a storage of its own; a copy unless it is one already."""
+    """`result` as a tensor of this layout (strides in elements) that fills a storage of its own: itself where it is one, else a
+    copy."""
     shape, steps = tuple(sizes), tuple(strides)
     if result.dtype == dtype and result.shape == shape and result.stride() == steps:
         extent = 1 + sum((n - 1) * step for n, step in zip(shape, steps, strict=True))
