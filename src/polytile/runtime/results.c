@@ -72,7 +72,7 @@ static Slot *slot_with_results(Dispatcher *self, void *const *pointers, const lo
 {
     fields_of(self, pointers, integers, fields);
     Slot *found = slot_at(self, fields, integers);
-    return is_decided(found) && found->allocates && found->trial == NULL && found->left != 1 ? found : NULL;
+    return is_decided(found) && found->allocates && !is_due(found) ? found : NULL;
 }
 
 /* The tensors of these arguments' numbers. -1: some are not untouched. */
@@ -159,8 +159,7 @@ static int call_for_results(Frame *frame, Dispatcher *self, const int *tensors, 
     PyObject *outputs = PyObject_GetAttrString(entry, "outputs"), *results = PyObject_GetAttrString(entry, "results"), *made = NULL;
     int wanted = outputs == NULL || results == NULL ? -1 : untouched(frame, outputs, tensors, tensor_count, places), done = 0;
     if (wanted > 0) {
-        found->left -= found->left > 0;
-        found->calls++;
+        count_call(found);
         void *record = is_watched() ? begin_record(self->label) : NULL;
         made = results_of(frame, results, tensors, tensor_count, places, wanted, integers, count);
         end_record(record);
