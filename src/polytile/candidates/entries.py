@@ -48,7 +48,7 @@ class NativeEntry:
 
 @dataclass(frozen=True)
 class PythonEntry:
-    """A Python callable that takes the kernel's own flat arguments: tensors first, then integers. Returns None.
+    """A Python callable that takes the kernel's own flat arguments: tensors first, then integers. What it returns is dropped.
 
     `recordable`: once it has run for these sizes, all it does is start work on a GPU's current stream, so a CUDA graph can
     record it. `timer`, if any, takes the time of calls in place of polytile's own: (entry, arguments, repeats) → seconds.
@@ -58,7 +58,7 @@ class PythonEntry:
     program whose memory for these is untouched takes the tensors in its place (`runtime/results.c`).
     """
 
-    call: Callable[..., None]
+    call: Callable[..., Any]
     recordable: bool = False
     timer: Any = None
     results: Callable[..., Sequence[torch.Tensor]] | None = None
