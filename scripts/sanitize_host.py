@@ -52,6 +52,7 @@ COVERED: Mapping[str, tuple[str, ...]] = {
     "runtime/pair.c": ("tests/runtime/cuda/test_cublaslt_epilogues.py",),
     "runtime/program.c": (PROGRAMS,),
     "runtime/record.c": ("tests/runtime/test_profiler.py",),
+    "runtime/results.c": ("tests/wrapper/test_results.py",),
     "runtime/table.c": (LAUNCHER, "tests/runtime/test_regime.py"),
     "runtime/trial.c": (TRIALS,),
     "runtime/tuned_launch.c": ("tests/autotuner/test_launches.py",),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from polytile.attention.arguments import make_args
 from polytile.attention.problem import AttentionProblem, Bias
 from polytile.dispatch.define import _unfused_attention
 from polytile.ir.attention import attend
+from tests.attention.scored import VALUES, scored
 from tests.candidates.test_attention import CPU, PROBLEMS, TOLERANCE, arguments, full, integers, outputs, wanted
 
 KINDS = (
@@ -29,6 +31,22 @@ def test_scores_in_memory_agree_with_the_definition(name: str) -> None:
         for one, other in zip(outputs(problem, mine), wanted(problem, args), strict=True):
             tolerance = {key: 2 * bound for key, bound in TOLERANCE[problem.dtype].items()}
             torch.testing.assert_close(one.double(), other, **tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_scores_of_an_expression_are_kept_in_memory_too(name: str) -> None:
+    problem = scored(torch.float32, VALUES[name]())
+    sizes = {"B": 3, "Hq": 4, "Hkv": 2, "Mq": 70, "Mkv": 83, "D": 24, "Dv": 40, "n0": 153}
+    candidate = _unfused_attention(problem, CPU, {})
+    assert candidate is not None and _unfused_attention(problem, torch.device("cuda"), {}) is None
+    args = make_args(problem, sizes)
+    for place, tensor in enumerate(problem.tensors):
+        if tensor.name == "a0":
+            args[place][0] = 0  # a sequence without keys
+    mine = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
+    candidate.entry().call(*mine)
+    for one, other in zip(outputs(problem, mine), wanted(problem, args), strict=True):
+        torch.testing.assert_close(one.double(), other, atol=2e-5, rtol=2e-5)
 
 
 def test_it_takes_no_part_where_there_is_no_product_or_too_much_memory() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +18,7 @@ from polytile.attention.problem import SIZES, AttentionProblem, symbol
 from polytile.ir.attention import attend, attend_backward, attend_sequences, attend_sequences_backward, factors_of
 from polytile.ir.evaluate import changed_scores
 from polytile.runtime import noise
+from polytile.runtime.results import laid_out
 from polytile.schedule import examples
 from polytile.schedule.canonical import LoopKernel, TensorArg, precision_of
 from polytile.schedule.facts import reaches
@@ -29,7 +31,7 @@ class Operands:
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
-    out: torch.Tensor
+    out: torch.Tensor = field(default=None)  # type: ignore[assignment]
     bias: torch.Tensor | None = None
     lse: torch.Tensor | None = None
     saved: torch.Tensor | None = None
@@ -66,7 +68,7 @@ def operands(problem: AttentionProblem, args: Sequence[Any]) -> Operands:
     """Flat arguments as tensors with their own sizes and strides."""
     named: dict[str, Any] = {}
     for tensor, place in zip(args, _places(problem), strict=False):
-        if place is None:
+        if place is None or tensor is None:
             continue
         name, extents, strides = place
         shape = tuple([args[k] for k in extents])
@@ -95,6 +97,24 @@ def _changed(problem: AttentionProblem, args: Sequence[Any], products: torch.Ten
     values = dict(zip(problem.symbols, args[len(problem.tensors) :], strict=True))
     precision = torch.float64 if products.dtype == torch.float64 else None
     return changed_scores(problem.scores.loop, products, tensors, values, precision)
+
+
+def outputs(problem: AttentionProblem) -> tuple[int, ...]:
+    """The numbers of the tensors that a call computes."""
+    return tuple(k for k, tensor in enumerate(problem.tensors) if tensor.role == "out")
+
+
+def laid_out_for(problem: AttentionProblem, args: Sequence[Any], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The results of a call in the memory layout of its outputs, which may be None."""
+    found: list[torch.Tensor] = []
+    for number, result in zip(outputs(problem), results, strict=True):
+        place = _places(problem)[number]
+        assert place is not None
+        sizes = [args[k] for k in place[1]]
+        dense = [*itertools.accumulate(sizes[:0:-1], operator.mul, initial=1)][::-1]
+        strides = dense if place[2] is None else [args[k] for k in place[2]]
+        found.append(laid_out(result, sizes, strides, problem.tensors[number].dtype))
+    return found
 
 
 @functools.lru_cache(1024)
@@ -139,17 +159,25 @@ def run_attention(problem: AttentionProblem, given: Operands, precision: torch.d
         placed = given.indices, given.count, given.keys
         attend_sequences(given.q, given.k, given.v, given.out, given.lse, *placed, **how, scores=given.changed)
         return
+    write(problem, given, computed(problem, given, precision))
+
+
+def computed(problem: AttentionProblem, given: Operands, precision: torch.dtype | None = None) -> Sequence[torch.Tensor]:
+    """The results of an attention without sequences of varying length, or of its backward pass, by torch operators: in the order
+    of the problem's outputs."""
+    how = {**settings(problem), "precision": precision, "bias": given.bias}
     how["factors"] = factors_of(problem.dropout, given.random, (*given.q.shape[:3], given.k.shape[2]))
     if problem.backward:
         how |= {"scores": given.changed, "grad_lse": given.grad_lse, "with_changes": problem.changes}
-        found = attend_backward(given.q, given.k, given.v, *given.left, **how)
-        for gradient, value in zip(given.gradients, found, strict=True):
-            gradient.copy_(value)
-    else:
-        out, lse = attend(given.q, given.k, given.v, **how, scores=given.changed)
-        given.out.copy_(out)
-        if given.lse is not None:
-            given.lse.copy_(lse)
+        return attend_backward(given.q, given.k, given.v, *given.left, **how)
+    return attend(given.q, given.k, given.v, **how, scores=given.changed)[: 1 + problem.lse]
+
+
+def write(problem: AttentionProblem, given: Operands, results: Sequence[torch.Tensor]) -> None:
+    """Copies results, in the order of the problem's outputs, to those of a call."""
+    forward = (given.out, given.lse) if given.lse is not None else (given.out,)
+    for place, result in zip(given.gradients if problem.backward else forward, results, strict=True):
+        place.copy_(result)
 
 
 def reference(problem: AttentionProblem) -> Callable[..., None]:

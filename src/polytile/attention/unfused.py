@@ -17,6 +17,7 @@ import sympy
 import torch
 
 from polytile.attention.problem import AttentionProblem, Causal, symbol
+from polytile.attention.scores import PLACE, SCORE
 from polytile.ir import expr, sizes
 from polytile.ir.attention import EMPTY
 from polytile.ir.buffer import Buffer, View, whole
@@ -57,6 +58,8 @@ def unfused_attention(problem: AttentionProblem, device: torch.device) -> Unfuse
         extents = tuple(symbol(name) for name in ("B", "Hq", "Mq", "Mkv"))
         along = tuple(_bias_stride(problem, axis) for axis in "bhmn")
         buffers["bias"] = Buffer("bias", problem.bias.dtype, extents, along, device, "input")
+    for tensor in problem.scores.tensors if problem.scores is not None else ():  # of which an expression says where it is read
+        buffers[tensor.name] = Buffer(tensor.name, tensor.dtype, (keys,), (sizes.ONE,), device, "input")
     k = buffers["k"]
     turned = View("k", k.dtype, (k.sizes[0], k.sizes[2], k.sizes[1]), (k.strides[0], k.strides[2], k.strides[1]))
     return Unfused(
@@ -94,13 +97,15 @@ def _softmax(problem: AttentionProblem, buffers: dict[str, Buffer]) -> Loop:
 def _masked(
     problem: AttentionProblem, buffers: dict[str, Buffer], dtype: torch.dtype, point: tuple[sympy.Expr, ...], place: sympy.Expr
 ) -> Node:
-    """The score of a point after scale, bias and masks."""
+    """The score of a point after scale, bias and masks, or as the problem's own expression has it."""
     score: Node = expr.load(dtype, "scores", place)
     if problem.scale is None:
         length = expr.op("cast", dtype, expr.index_value(symbol("D")))
         score = expr.op("mul", dtype, score, expr.op("rsqrt", dtype, length))
     else:
         score = expr.op("mul", dtype, score, expr.const(problem.scale, dtype))
+    if problem.scores is not None:
+        return _expressed(problem.scores.loop.stores[0].value, score, point)
     if problem.bias is not None:
         boolean = problem.bias.dtype == torch.bool
         bias: Node = expr.load(torch.bool if boolean else compute_dtype(problem.bias.dtype), "bias", buffers["bias"].index(point))
@@ -116,3 +121,9 @@ def _masked(
         seen = expr.op("le", torch.bool, expr.index_value(point[3]), expr.index_value(point[2] + shift))
         score = expr.op("where", dtype, seen, score, expr.const(EMPTY, dtype))
     return score
+
+
+def _expressed(value: Node, product: Node, point: tuple[sympy.Expr, ...]) -> Node:
+    """The score that `value` makes of a scaled product at this point."""
+    (here,) = expr.substitute((value,), dict(zip(PLACE, point, strict=True)))
+    return expr.rewrite((here,), lambda node, children: product if node is SCORE else expr.rebuild(node, children))[0]

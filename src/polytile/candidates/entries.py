@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from polytile.errors import IndexOutOfRange
 from polytile.runtime.cuda.launch import Plan
@@ -46,15 +48,26 @@ class NativeEntry:
 
 @dataclass(frozen=True)
 class PythonEntry:
-    """A Python callable that takes the kernel's own flat arguments: tensors first, then integers. Returns None.
+    """A Python callable that takes the kernel's own flat arguments: tensors first, then integers. What it returns is dropped.
 
     `recordable`: once it has run for these sizes, all it does is start work on a GPU's current stream, so a CUDA graph can
     record it. `timer`, if any, takes the time of calls in place of polytile's own: (entry, arguments, repeats) → seconds.
+
+    `results`, if any, takes the same arguments but returns what `call` writes to the arguments numbered `outputs`, which may be
+    None: new tensors that lie in their storage, which nobody else has, as the arguments would in theirs (`runtime/results.py`). A
+    program whose memory for these is untouched takes the tensors in its place (`runtime/results.c`).
     """
 
-    call: Callable[..., None]
+    call: Callable[..., Any]
     recordable: bool = False
     timer: Any = None
+    results: Callable[..., Sequence[torch.Tensor]] | None = None
+    outputs: tuple[int, ...] = ()
+
+    @property
+    def timed(self) -> PythonEntry:
+        """The entry whose calls say how long this one's take in a program: without copies of results."""
+        return self if self.results is None else PythonEntry(self.results, self.recordable, self.timer)
 
     def synchronise(self) -> None:
         """Nothing: what a callable finds wrong, it raises in the call."""

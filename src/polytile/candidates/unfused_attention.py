@@ -73,11 +73,18 @@ class UnfusedAttention(Composed):
 
     def _call(self, *args: Any) -> None:
         given = operands(self.problem, args)
-        tensors = self._rows(given)
+        tensors = {**self._rows(given), **self._loaded(args)}
         for step, ints in zip(self.steps, self._integers_of_call(args[len(self.problem.tensors) :], tensors), strict=True):
             step.run(*[tensors[name] for name in step.tensors], *ints)
         if tensors["out"].data_ptr() != given.out.data_ptr():
             given.out.copy_(tensors["out"].view(given.out.shape))
+
+    def _loaded(self, args: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """The tensors that an expression of the scores reads."""
+        if self.problem.scores is None:
+            return {}
+        own = {tensor.name for tensor in self.problem.scores.tensors}
+        return {tensor.name: arg for tensor, arg in zip(self.problem.tensors, args, strict=False) if tensor.name in own}
 
     def _integers_of_call(self, own: Sequence[int], tensors: Mapping[str, torch.Tensor]) -> list[list[int]]:
         key = (*own, *tensors["q"].stride(), *tensors["k"].stride(), *tensors["v"].stride())

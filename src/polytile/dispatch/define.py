@@ -200,7 +200,8 @@ def define_attention(attention: Attention, buffers: Mapping[str, Buffer], multik
 def _unfused_attention(problem: AttentionProblem, target: torch.device, multikernels: Defined) -> UnfusedAttention | None:
     """The candidate that keeps scores in memory, if there are products of the problem's type."""
     of_library = Target.of(target).native and problem.dtype == torch.float16
-    own = problem.computes_scores or problem.layout is not None
+    own = problem.window is not None or problem.dropout is not None or problem.layout is not None
+    own = own or (problem.scores is not None and target.type != "cpu")
     if problem.lse or problem.backward or own or of_library:
         return None
     parts = unfused_attention(problem, target)

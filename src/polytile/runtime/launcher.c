@@ -414,6 +414,7 @@ static int put(Dispatcher *self, PyObject *key, Slot content)
         Slot *slot = find(self, fields);
         old = *slot;
         self->used += old.entry == NULL;
+        self->allocates |= content.allocates;
         content.calls = old.calls;
         content.left = old.left;
         content.has_exact_sizes = old.has_exact_sizes;

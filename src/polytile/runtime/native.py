@@ -35,7 +35,7 @@ log = logging.getLogger("polytile")
 MODULE = "polytile_launcher"
 _PARTS = (
     "formula.c keys.c table.c cuda/graphs.h trial.c fallback.c record.c launcher.c kinds.c triton_launch.c tuned_launch.c "
-    "pair.c weights.c program.h arena.c program.c guard_facts.c guard_memo.c entry.c door.c module.c"
+    "pair.c weights.c program.h arena.c program.c results.c guard_facts.c guard_memo.c entry.c door.c module.c"
 )
 
 SOURCES = tuple(Path(__file__).parent / name for name in _PARTS.split())

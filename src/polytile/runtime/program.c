@@ -25,6 +25,8 @@ typedef struct Tensor {
     int64_t offset;     /* from the base's first element, in elements; in bytes in the arena */
     int bits;           /* whether the base's bits are reinterpreted as another dtype */
     int in_arena;       /* whether the base is the arena */
+    int planned;        /* whether it has no memory yet: it will be allocated for the layout on this device when it is needed */
+    int32_t planned_type, planned_device;
 } Tensor;
 
 typedef struct {
@@ -64,6 +66,7 @@ static struct {
     int32_t (*view_bits)(void *tensor, int32_t dtype, void **view);
     int32_t (*new_handle)(void *tensor, void **same);
     int32_t (*delete)(void *tensor);
+    int32_t (*get_rank)(void *tensor, int64_t *rank);
     int32_t (*get_sizes)(void *tensor, int64_t **sizes);
     int32_t (*get_strides)(void *tensor, int64_t **strides);
     int32_t (*get_storage_size)(void *tensor, int64_t *bytes);
@@ -97,7 +100,7 @@ static void delete_handle(void *handle, int shared)
 
 static void release(Tensor *tensor)
 {
-    if (tensor->object == NULL && tensor->handle == NULL && tensor->memory == NULL && tensor->base == NULL)
+    if (tensor->object == NULL && tensor->handle == NULL && tensor->memory == NULL && tensor->base == NULL && !tensor->planned)
         return; /* nothing is there */
     PyObject *object = tensor->object;
     void *handle = tensor->owns_handle ? tensor->handle : NULL, *memory = tensor->owns_memory ? tensor->memory : NULL;
@@ -125,6 +128,7 @@ static void hold(Tensor *tensor, PyObject *object)
 }
 
 static int32_t handle_of(Tensor *tensor);
+static int allocate_planned(Frame *frame, Tensor *tensor);
 
 static int32_t view_of_base(Tensor *tensor)
 {
@@ -162,10 +166,12 @@ static int32_t handle_of(Tensor *tensor)
 }
 
 /* The Python object, borrowed. NULL and an exception on failure. */
-static PyObject *object_of(Tensor *tensor)
+static PyObject *object_of(Frame *frame, Tensor *tensor)
 {
     if (tensor->object != NULL)
         return tensor->object;
+    if (allocate_planned(frame, tensor) < 0)
+        return NULL;
     if (handle_of(tensor) != 0) {
         PyErr_SetString(PyExc_RuntimeError, "torch could not make a view of a program's own memory");
         return NULL;
@@ -392,9 +398,8 @@ static int allocate_in_python(Tensor *tensor, const Layout *layout, int device_t
     return 0;
 }
 
-static int allocate_tensor(Frame *frame, int number, const Layout *layout, int device_type, int device)
+static int allocate_tensor(Frame *frame, Tensor *tensor, const Layout *layout, int device_type, int device)
 {
-    Tensor *tensor = &frame->tensors[number];
     release(tensor);
     if (torch_functions.empty(layout->rank, layout->sizes, layout->strides, layout->dtype, device_type, device, &tensor->handle) != 0) {
         tensor->handle = NULL;
@@ -405,6 +410,21 @@ static int allocate_tensor(Frame *frame, int number, const Layout *layout, int d
     }
     tensor->owns_handle = 1;
     return 0;
+}
+
+/* Memory that is allocated once something needs it: a result that a library allocates may take its place. */
+static int plan_tensor(Frame *frame, int number, const Layout *layout, int device_type, int device)
+{
+    Tensor *tensor = &frame->tensors[number];
+    release(tensor);
+    *tensor = (Tensor){.device = UNREAD, .layout = *layout, .planned = 1, .planned_type = device_type, .planned_device = device};
+    return 0;
+}
+
+static int allocate_planned(Frame *frame, Tensor *tensor)
+{
+    Tensor planned = *tensor;
+    return planned.planned ? allocate_tensor(frame, tensor, &planned.layout, planned.planned_type, planned.planned_device) : 0;
 }
 
 static int64_t bytes_of_argument(const Tensor *tensor)
@@ -427,10 +447,10 @@ static int arena(Frame *frame, const Life *lives, const Layout *const *layouts, 
     if (total == 0)
         return 0;
     memcpy(frame->offsets, plan->offsets, (size_t)count * sizeof(int64_t)); /* another thread may change the plan */
-    int number = (int)self->tensors;
-    if (allocate_tensor(frame, number, &(Layout){1, &total, &step, DTYPE_UINT8}, device_type, device) < 0)
+    Tensor *tensor = &frame->tensors[self->tensors];
+    if (allocate_tensor(frame, tensor, &(Layout){1, &total, &step, DTYPE_UINT8}, device_type, device) < 0)
         return RAISED;
-    read_tensor(&frame->tensors[number]);
+    read_tensor(tensor);
     return 0;
 }
 
@@ -438,7 +458,7 @@ static int carve(Frame *frame, int number, int memory, const Layout *layout, int
 {
     Tensor *tensor = &frame->tensors[number], *of = &frame->tensors[frame->program->tensors];
     if (of->data == NULL)
-        return allocate_tensor(frame, number, layout, device_type, device);
+        return plan_tensor(frame, number, layout, device_type, device);
     int64_t offset = frame->offsets[memory];
     release(tensor);
     *tensor = (Tensor){.layout = *layout, .base = of, .offset = offset, .in_arena = 1, .device = of->device, .data = of->data + offset};
@@ -449,6 +469,8 @@ static int view(Frame *frame, int number, int base, const Layout *layout, int64_
 {
     Tensor *tensor = &frame->tensors[number], *of = &frame->tensors[base];
     release(tensor);
+    if (allocate_planned(frame, of) < 0)
+        return RAISED;
     if (of->device == UNREAD && of->handle != NULL)
         read_tensor(of);
     *tensor = (Tensor){.layout = *layout, .base = of, .offset = offset, .bits = bits, .device = of->device};
@@ -480,6 +502,8 @@ static int32_t hand_on(Tensor *before, Tensor *new, int same)
 static int reuse(Frame *frame, int number, int old, const Layout *layout)
 {
     Tensor *tensor = &frame->tensors[number], *before = &frame->tensors[old];
+    if (allocate_planned(frame, before) < 0)
+        return RAISED;
     int known = is_readable(before, TORCH_CPU) || before->device >= 0;
     Tensor new = {.layout = layout != NULL ? *layout : before->layout, .device = known ? before->device : UNREAD,
                   .data = known ? before->data : NULL};
@@ -514,7 +538,7 @@ static void free_tensor(Frame *frame, int tensor)
 static int objects_of(Frame *frame, PyObject **objects, const int *tensors, int tensor_count, const int64_t *integers, int count)
 {
     for (int i = 0; i < tensor_count; i++)
-        if ((objects[i] = object_of(&frame->tensors[tensors[i]])) == NULL)
+        if ((objects[i] = object_of(frame, &frame->tensors[tensors[i]])) == NULL)
             return RAISED;
     for (int i = 0; i < count; i++)
         if ((objects[tensor_count + i] = PyLong_FromLongLong(integers[i])) == NULL) {
@@ -619,7 +643,7 @@ static int dispatch_native(Frame *frame, Dispatcher *self, void *const *pointers
     return -1;
 }
 
-/* Runs a kernel that needs only the addresses of its tensors: returns 1; 0: nothing was done. */
+/* Runs a kernel that needs only the addresses of its tensors: returns 1; 0: nothing was done; -1 and an exception: it failed. */
 static int call_dispatcher(Frame *frame, Dispatcher *kernel, const int *tensors, int tensor_count, const int64_t *integers, int count)
 {
     void *pointers[tensor_count + 1];
@@ -627,6 +651,8 @@ static int call_dispatcher(Frame *frame, Dispatcher *kernel, const int *tensors,
         return 0;
     for (int i = 0; i < tensor_count; i++) {
         Tensor *tensor = &frame->tensors[tensors[i]];
+        if (allocate_planned(frame, tensor) < 0)
+            return -1;
         if (!is_readable(tensor, kernel->device))
             return 0;
         pointers[i] = tensor->data;
@@ -634,11 +660,16 @@ static int call_dispatcher(Frame *frame, Dispatcher *kernel, const int *tensors,
     return dispatch_native(frame, kernel, pointers, (const long *)integers);
 }
 
+static int call_for_results(Frame *frame, Dispatcher *self, const int *tensors, int tensor_count, const int64_t *integers, int count);
+
 static int call_kernel(Frame *frame, int kernel, const int *tensors, int tensor_count, const int64_t *integers, int count)
 {
     PyObject *callable = PyTuple_GET_ITEM(frame->program->kernels, kernel);
     if (Py_TYPE(callable)->tp_dealloc == dispatcher_dealloc) {
-        int done = call_dispatcher(frame, (Dispatcher *)callable, tensors, tensor_count, integers, count);
+        Dispatcher *dispatcher = (Dispatcher *)callable;
+        int done = dispatcher->allocates ? call_for_results(frame, dispatcher, tensors, tensor_count, integers, count) : 0;
+        if (done == 0)
+            done = call_dispatcher(frame, dispatcher, tensors, tensor_count, integers, count);
         if (done != 0)
             return done > 0 ? 0 : RAISED;
     }
@@ -746,7 +777,7 @@ static int give(Frame *frame, PyObject *object)
 
 static int give_tensor(Frame *frame, int tensor)
 {
-    return give(frame, Py_XNewRef(object_of(&frame->tensors[tensor])));
+    return give(frame, Py_XNewRef(object_of(frame, &frame->tensors[tensor])));
 }
 
 static int give_integer(Frame *frame, int64_t integer)
@@ -760,7 +791,7 @@ static int give_none(Frame *frame)
 }
 
 static const Api api = {
-    take_tensor, take_integer, take_value, on_device, accept, sizes_of, strides_of, constant, arena, carve, allocate_tensor, reuse, view, free_tensor,
+    take_tensor, take_integer, take_value, on_device, accept, sizes_of, strides_of, constant, arena, carve, plan_tensor, reuse, view, free_tensor,
     call_kernel, call_python, number, pick, is_none, raise_error, overflow, give_tensor, give_integer, give_none,
 };
 
@@ -948,7 +979,7 @@ static PyMemberDef program_members[] = {
 /* configure_programs(addresses of torch_functions in order, allocate); no addresses: no programs in C. */
 static PyObject *configure_programs(PyObject *module, PyObject *parsed)
 {
-    enum { ADDRESSES = 12 };
+    enum { ADDRESSES = 13 };
     PyObject *addresses, *allocate;
     if (!PyArg_ParseTuple(parsed, "O!O", &PyTuple_Type, &addresses, &allocate))
         return NULL;
@@ -973,9 +1004,9 @@ static PyObject *try_programs(PyObject *module, PyObject *unused)
     Tensor tensors[3] = {{.device = UNREAD}, {.device = UNREAD}, {.device = UNREAD}};
     Frame frame = {.tensors = tensors};
     PyObject *made = NULL;
-    if (allocate_tensor(&frame, 0, &(Layout){2, sizes, strides, DTYPE_FLOAT32}, TORCH_CPU, 0) == 0
+    if (plan_tensor(&frame, 0, &(Layout){2, sizes, strides, DTYPE_FLOAT32}, TORCH_CPU, 0) == 0
         && view(&frame, 1, 0, &(Layout){1, &row, &step, DTYPE_FLOAT32}, 3, sizeof(float), 0) == 0 && reuse(&frame, 2, 0, NULL) == 0
-        && object_of(&tensors[0]) != NULL && object_of(&tensors[1]) != NULL && object_of(&tensors[2]) != NULL)
+        && object_of(&frame, &tensors[0]) != NULL && object_of(&frame, &tensors[1]) != NULL && object_of(&frame, &tensors[2]) != NULL)
         made = PyTuple_Pack(3, tensors[0].object, tensors[1].object, tensors[2].object);
     for (int i = 0; i < 3; i++)
         release(&tensors[i]);

@@ -24,7 +24,7 @@ log = logging.getLogger("polytile")
 
 STABLE = (
     "empty_strided", "_reinterpret_tensor", "_alloc_from_pool", "view_dtype", "new_tensor_handle", "delete_tensor_object",
-    "get_sizes", "get_strides", "get_storage_size", "get_numel", "get_current_device_index",
+    "get_dim", "get_sizes", "get_strides", "get_storage_size", "get_numel", "get_current_device_index",
 )  # fmt: skip
 """Functions of torch's stable C interface, in the order of program.c's torch_functions."""
 

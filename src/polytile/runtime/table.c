@@ -27,6 +27,7 @@ typedef struct {
     int left;           /* calls of this entry until on_due is called; 0: never */
     unsigned char has_exact_sizes; /* of a regime: whether exact sizes in it have their own slots */
     unsigned char noted;           /* undecided, and a call has been noted */
+    unsigned char allocates;       /* whether the entry can return its results (results.c) */
 } Slot;
 
 typedef struct Leaf Leaf;
@@ -53,6 +54,7 @@ typedef struct {
     Py_ssize_t integers, tensors; /* numbers of arguments; tensors is -1 until the first call */
     Py_ssize_t formula_count, field_count;
     int device; /* torch's number of the tensors' device type */
+    int allocates; /* whether an entry of the table can or could return its results */
     Slot *slots;
     int64_t *fields; /* field_count of them for each slot */
     size_t capacity, used;
@@ -136,7 +138,8 @@ static int empty(Dispatcher *self)
 }
 
 /* The Slot of an entry object, with new references: a PythonEntry has `call`; a NativeEntry has `address` and
-   `threads`, and `otherwise`, which is None or runs the calls that it declines. */
+   `threads`, and `otherwise`, which is None or runs the calls that it declines. `results` of a PythonEntry, if any, returns what
+   `call` writes. */
 static int slot_of(PyObject *entry, Slot *slot)
 {
     *slot = (Slot){0};
@@ -162,6 +165,10 @@ static int slot_of(PyObject *entry, Slot *slot)
         Py_CLEAR(slot->call);
         return -1;
     }
+    PyObject *results = native ? NULL : PyObject_GetAttrString(entry, "results");
+    slot->allocates = results != NULL && results != Py_None;
+    PyErr_Clear();
+    Py_XDECREF(results);
     Py_INCREF(entry);
     slot->entry = entry;
     return 0;

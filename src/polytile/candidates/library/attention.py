@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from polytile.attention.arguments import Operands, operands, run_attention
+from polytile.attention.arguments import Operands, computed, laid_out_for, operands, outputs, run_attention, write
 from polytile.attention.problem import AttentionProblem, Causal
 from polytile.candidates.candidate import Candidate
 from polytile.candidates.entries import PythonEntry
@@ -68,18 +68,21 @@ class AttentionLibrary(Candidate):
         raise NotImplementedError
 
     def entry(self) -> PythonEntry:
-        return PythonEntry(self._call, recordable=self.recordable)
+        return PythonEntry(self._call, self.recordable, results=self._results, outputs=outputs(self.problem))
+
+    def computed(self, given: Operands) -> Sequence[torch.Tensor]:
+        """All results, in the order of the problem's outputs."""
+        if self.problem.backward:
+            return self.gradients(given)
+        out, lse = self.run(given)
+        return (out,) if lse is None or not self.problem.lse else (out, lse)
 
     def _call(self, *args: Any) -> None:
         given = operands(self.problem, args)
-        if self.problem.backward:
-            for place, value in zip(given.gradients, self.gradients(given), strict=False):
-                place.copy_(value)
-            return
-        out, lse = self.run(given)
-        given.out.copy_(out)
-        if given.lse is not None and lse is not None:
-            given.lse.copy_(lse)
+        write(self.problem, given, self.computed(given))
+
+    def _results(self, *args: Any) -> list[torch.Tensor]:
+        return laid_out_for(self.problem, args, self.computed(operands(self.problem, args)))
 
 
 class MathLibrary(AttentionLibrary):
@@ -92,6 +95,12 @@ class MathLibrary(AttentionLibrary):
     def recordable(self) -> bool:  # type: ignore[override]
         """The lengths of sequences are read by the host."""
         return self.problem.layout is None
+
+    def entry(self) -> PythonEntry:
+        return super().entry() if self.problem.layout is None else PythonEntry(self._call)
+
+    def computed(self, given: Operands) -> Sequence[torch.Tensor]:
+        return computed(self.problem, given)
 
     def _call(self, *args: Any) -> None:
         run_attention(self.problem, operands(self.problem, args))
