@@ -25,8 +25,7 @@ typedef struct Tensor {
     int64_t offset;     /* from the base's first element, in elements; in bytes in the arena */
     int bits;           /* whether the base's bits are reinterpreted as another dtype */
     int in_arena;       /* whether the base is the arena */
-    int planned;        /* whether it has no memory yet: it will be allocated for the layout on this device when it is needed */
-    int32_t planned_type, planned_device;
+    int planned;        /* whether it has no memory yet: it will be allocated, on a CPU, when it is needed */
 } Tensor;
 
 typedef struct {
@@ -412,19 +411,22 @@ static int allocate_tensor(Frame *frame, Tensor *tensor, const Layout *layout, i
     return 0;
 }
 
-/* Memory that is allocated once something needs it: a result that a library allocates may take its place. */
+/* Memory that is allocated once something needs it: a result that a library allocates may take its place. On a GPU, where none
+   does, it is allocated at once. */
 static int plan_tensor(Frame *frame, int number, const Layout *layout, int device_type, int device)
 {
     Tensor *tensor = &frame->tensors[number];
+    if (device_type != TORCH_CPU)
+        return allocate_tensor(frame, tensor, layout, device_type, device);
     release(tensor);
-    *tensor = (Tensor){.device = UNREAD, .layout = *layout, .planned = 1, .planned_type = device_type, .planned_device = device};
+    *tensor = (Tensor){.device = UNREAD, .layout = *layout, .planned = 1};
     return 0;
 }
 
 static int allocate_planned(Frame *frame, Tensor *tensor)
 {
-    Tensor planned = *tensor;
-    return planned.planned ? allocate_tensor(frame, tensor, &planned.layout, planned.planned_type, planned.planned_device) : 0;
+    const Layout layout = tensor->layout;
+    return tensor->planned ? allocate_tensor(frame, tensor, &layout, TORCH_CPU, 0) : 0;
 }
 
 static int64_t bytes_of_argument(const Tensor *tensor)

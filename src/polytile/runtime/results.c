@@ -13,22 +13,13 @@ static inline int is_untouched(const Tensor *tensor)
     return tensor->object == NULL && tensor->handle == NULL && (tensor->planned || tensor->in_arena);
 }
 
-/* The number of the device that a tensor's memory is planned on. */
-static int32_t planned_device(const Tensor *tensor)
-{
-    int32_t device = -1;
-    if (tensor->planned)
-        return tensor->planned_device;
-    return kind_functions.get_device_index(tensor->base->handle, &device) == 0 ? device : -1;
-}
-
-/* Whether this object may take the place of an untouched tensor: one of the same dtype and device, with as many elements, whose
+/* Whether this object may take the place of an untouched tensor: one of the same dtype, with as many elements, on a CPU, whose
    memory no argument has. The entry answers for the layout, and for storage that nobody else has. */
 static int can_take_place(Dispatcher *self, const Tensor *tensor, PyObject *object, void *const *pointers)
 {
     const Layout *layout = &tensor->layout;
     int64_t wanted = 1, count;
-    int32_t dtype, device;
+    int32_t dtype;
     void *data;
     for (int64_t i = 0; i < layout->rank; i++)
         wanted *= layout->sizes[i];
@@ -36,8 +27,7 @@ static int can_take_place(Dispatcher *self, const Tensor *tensor, PyObject *obje
         return 0;
     void *handle = (char *)object + configured.handle_offset;
     if (torch_functions.get_count(handle, &count) != 0 || count != wanted || kind_functions.get_dtype(handle, &dtype) != 0
-        || dtype != layout->dtype || kind_functions.get_device_index(handle, &device) != 0
-        || (self->device != TORCH_CPU && device != planned_device(tensor)))
+        || dtype != layout->dtype)
         return 0;
     for (Py_ssize_t i = 0; i < self->tensors; i++)
         if (pointers[i] == data)
@@ -144,7 +134,7 @@ static int call_for_results(Frame *frame, Dispatcher *self, const int *tensors, 
     void *pointers[tensor_count + 1];
     int64_t fields[self->field_count + 1];
     Tensor *places[MOST_OUTPUTS];
-    if (self->tensors != tensor_count || self->integers != count || kind_functions.get_dtype == NULL)
+    if (self->device != TORCH_CPU || self->tensors != tensor_count || self->integers != count || kind_functions.get_dtype == NULL)
         return 0;
     for (int i = 0; i < tensor_count; i++) {
         Tensor *tensor = &frame->tensors[tensors[i]];
