@@ -50,17 +50,17 @@ Function = Callable[..., Any]
 
 
 @contextlib.contextmanager
-def own_caches(compilers: int = 0) -> Iterator[dict[str, str]]:
-    """The environment of a process whose caches are empty now and removed in the end; at most so many compilers run at a time (0:
-    as many as each compiler runs by itself). polytile's modules have their bytecode beside them, as an installer leaves them, and
-    as torch's have."""
-    compileall.compile_dir(ROOT / "src", quiet=1)
+def own_caches(compilers: int = 0, root: Path = ROOT) -> Iterator[dict[str, str]]:
+    """The environment of a process whose caches are empty now and removed in the end, and which imports the package and the
+    benchmarks of the tree at `root`; at most so many compilers run at a time (0: as many as each compiler runs by itself).
+    polytile's modules have their bytecode beside them, as an installer leaves them, and as torch's have."""
+    compileall.compile_dir(root / "src", quiet=1)
     with tempfile.TemporaryDirectory(prefix="contestant-", ignore_cleanup_errors=True) as directory:
         paths = {variable: str(Path(directory) / name) for variable, name in CACHES.items()}
         for path in paths.values():
             Path(path).mkdir(mode=0o700)
         few = {variable: str(compilers) for variable in COMPILERS} if compilers else {}
-        modules = filter(None, (str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH")))
+        modules = filter(None, (str(root), str(root / "src"), os.environ.get("PYTHONPATH")))
         yield {**os.environ, "PYTHONPATH": os.pathsep.join(modules), **ONCE, **paths, **few}
 
 
@@ -74,7 +74,7 @@ class Processes:
         self._parent: subprocess.Popen[str] | None = None
         if shared:
             with own_caches(compilers) as variables:
-                self._parent = _talking({"shared": shared}, variables)
+                self._parent = _talking(_command({"shared": shared}), variables)
 
     def run(
         self, function: str, given: Values, seconds: float, variables: Mapping[str, str] | None = None
@@ -126,9 +126,13 @@ class Entrant:
     "package.module:name" of `given`. `ask` calls its methods, with and for values of JSON."""
 
     def __init__(self, make: str, given: Values) -> None:
+        self._start(_command({"make": make, "given": dict(given)}), ROOT)
+
+    def _start(self, command: Sequence[str], root: Path) -> None:
+        """Starts a process that answers as `stay` does, in the tree at `root`."""
         self._open = contextlib.ExitStack()
-        variables = self._open.enter_context(own_caches())
-        self._process = _talking({"make": make, "given": dict(given)}, variables)
+        variables = self._open.enter_context(own_caches(root=root))
+        self._process = _talking(command, variables, root)
         self._open.callback(self._process.wait)
         self._open.callback(_end, self._process.pid)
 
@@ -137,6 +141,11 @@ class Entrant:
 
     def __exit__(self, *_: Any) -> None:
         self._open.close()
+
+    @property
+    def ended(self) -> bool:
+        """Whether its process has ended by itself."""
+        return self._process.poll() is not None
 
     def ask(self, method: str, *values: Any) -> Any:
         """Raises RuntimeError with what the method raises there."""
@@ -170,18 +179,21 @@ class Calls:
         return processor_seconds()
 
 
-def _talking(task: Values, variables: Mapping[str, str]) -> subprocess.Popen[str]:
+def _command(task: Values) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.contestants", json.dumps(task)]
+
+
+def _talking(command: Sequence[str], variables: Mapping[str, str], root: Path = ROOT) -> subprocess.Popen[str]:
     """A new process that is asked, and answers, line by line."""
-    command = [sys.executable, "-m", "benchmarks.contestants", json.dumps(task)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=variables, cwd=ROOT, text=True, stdin=pipe, stdout=pipe, start_new_session=True)
+    return subprocess.Popen(command, env=variables, cwd=root, text=True, stdin=pipe, stdout=pipe, start_new_session=True)
 
 
 def _new(task: Values, variables: Mapping[str, str], said: Path, seconds: float) -> int | None:
     """The status of a new process; None where it took longer. A task may be longer than a command line can be."""
     asked = said.with_name("task.json")
     asked.write_text(json.dumps(task))
-    command = [sys.executable, "-m", "benchmarks.contestants", json.dumps({"file": str(asked)})]
+    command = _command({"file": str(asked)})
     with said.open("w") as file:
         process = subprocess.Popen(
             command, env=dict(variables), cwd=ROOT, stdout=file, stderr=file, start_new_session=True

@@ -200,6 +200,7 @@ TABLES = {
     ("docs/campaigns.md", "gpu_campaign"): ("gpu.campaign", "--show"),
     ("docs/costs.md", "first_calls"): ("first_calls", "--show"),
     ("docs/costs.md", "stream"): ("stream.__main__", "--show"),
+    ("docs/cuda-experiments.md", "gpu_revisions"): ("gpu.revisions", "--show"),
     ("docs/cuda-prior.md", "chosen"): ("gpu.chosen",),
     ("docs/learning.md", "learned"): ("learned", "--show"),
     ("docs/packages.md", "packages"): ("packages", "--show"),
