@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import polytile
 from tests.behaviour.helpers import compiled, sized
 
 FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -33,3 +34,19 @@ def test_an_operand_that_some_calls_broadcast(name: str, first: int) -> None:
     for shapes in SHAPES[first:]:
         a, y = sized(*shapes)
         torch.testing.assert_close(run(a, y), function(a, y))
+
+
+def test_sizes_that_a_guard_makes_equal_are_no_open_broadcast() -> None:
+    """The halves of an even length: s // 2 and s - s // 2, which only the guard of their product tells to be equal."""
+
+    def gated(x: torch.Tensor) -> torch.Tensor:
+        left, right = x.chunk(2, -1)
+        return torch.nn.functional.gelu(left) * right
+
+    call = compiled(gated)
+    for shape in ((5, 96), (3, 130)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(call(x), gated(x))
+    explained = polytile.explain(call, x)
+    assert {row.how for row in explained.operators} == {"generated"}
+    assert len({decision.kernel for decision in explained.decisions}) == 1

@@ -33,7 +33,7 @@ from polytile.frontend.lower import attention
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.random import is_drawn
 from polytile.frontend.lower.registry import TABLE, adopt, load
-from polytile.frontend.lower.value import Point, Tensor, broadcast_point, check_broadcast, computed, convert, stored
+from polytile.frontend.lower.value import Point, Tensor, broadcast_point, computed, convert, stored
 from polytile.frontend.lower.views import require_loop_dtype
 from polytile.frontend.operators import changes_a_copy, changing_call, is_reshape, operator_call
 from polytile.frontend.placement import advised, bases, fits, is_new, laid_out, partly_written, place
@@ -377,7 +377,6 @@ class _Driver:
         self.env[node] = target
         try:
             require_loop_dtype(target.dtype)
-            check_broadcast(source.sizes, target.sizes)
         except LoweringError as error:
             self._library(node, (target, source), {}, str(error))
             return

@@ -21,7 +21,7 @@ from polytile.frontend.lower.pointwise_table import node
 from polytile.frontend.lower.positions import Place, extent, place_at, position, ranges_of, require_index
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.reshapes import reshape_point
-from polytile.frontend.lower.value import Point, Tensor, broadcast_point, computed, convert, stored
+from polytile.frontend.lower.value import Point, Tensor, broadcast_point, check_broadcast, computed, convert, stored
 from polytile.frontend.lower.views import require_loop_dtype, wrap_dim
 from polytile.ir import expr, sizes
 from polytile.ir.buffer import View, whole
@@ -178,6 +178,7 @@ def _put(
     if [index.dtype for index in indices if index is not None] == [torch.bool]:
         return _put_where(source, indices, values, accumulate)
     pattern = pattern_of(source, indices)
+    check_broadcast(values.sizes, pattern.result)
     if checked:
         require_elements(builder, pattern)
     target = duplicate(builder, accumulator(source, mode))
@@ -199,6 +200,7 @@ def _put_where(source: Tensor, indices: Sequence[Tensor | None], values: Tensor,
     if picked >= 0 and values.sizes[picked] != 1:
         raise LoweringError("as many values as a mask picks are left to the library.")
     around = (*source.sizes[:dim], ONE, *source.sizes[dim + mask.rank :])
+    check_broadcast(values.sizes, around)
 
     def element_at(point: Point) -> Node:
         here, old = mask.at(point[dim : dim + mask.rank]), source.at(point)

@@ -130,8 +130,9 @@ def widen(node: Node, dtype: torch.dtype) -> Node:
 def check_broadcast(source: Sequence[sympy.Expr], target: Sequence[sympy.Expr]) -> None:
     """Raise LoweringError unless each of the sizes `source` is a number or known to be that of `target`.
 
-    Most operators guard on it while they are traced. Those that do not, as `addmm` and `index_put`, may be called with a
-    size that is 1 in one call and the target's in another.
+    It is for operators that do not guard on it while they are traced, as `addmm` and `index_put`: they may be called with a size
+    that is 1 in one call and the target's in another. The others' sizes fit by guards that only torch knows of: the two halves of
+    an even number s are s // 2 and s - s // 2.
     """
     for size, wide in zip(reversed(source), reversed(target), strict=False):
         if size.is_Integer or sizes.equal(size, wide):
@@ -140,8 +141,6 @@ def check_broadcast(source: Sequence[sympy.Expr], target: Sequence[sympy.Expr]) 
 
 
 def broadcast_point(source: Sequence[sympy.Expr], target: Sequence[sympy.Expr], point: Point) -> Point:
-    """The index into a tensor of sizes `source` that is read at `point` when it is broadcast to sizes `target`. Raises
-    LoweringError as check_broadcast does."""
-    check_broadcast(source, target)
+    """The index into a tensor of sizes `source` that is read at `point` when it is broadcast to sizes `target`."""
     lead = len(target) - len(source)
     return tuple(sizes.ZERO if n == 1 and target[lead + i] != 1 else point[lead + i] for i, n in enumerate(source))
