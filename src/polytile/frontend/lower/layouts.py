@@ -8,7 +8,7 @@ import sympy
 import torch
 import torch.fx
 
-from polytile.errors import LoweringError, PolytileError
+from polytile.errors import LoweringError, LoweringFailed
 from polytile.frontend.lower.builder import Builder
 from polytile.frontend.lower.registry import lowers
 from polytile.frontend.lower.value import Tensor, stored
@@ -65,7 +65,7 @@ def as_strided(
     if traced is None:
         raise LoweringError("as_strided needs to know how its argument was laid out in tracing.")
     if storage_offset is not None and _keeps_offsets(builder.node):
-        raise PolytileError(BEYOND)
+        raise LoweringFailed(BEYOND)
     base = _laid_out_as_traced(builder, source, traced).view
     assert base is not None
     if storage_offset is not None and builder.buffers[base.buffer].role == "input":
@@ -83,7 +83,7 @@ def _laid_out_as_traced(builder: Builder, source: Tensor, traced: torch.Tensor) 
     if source.view is not None and source.view.strides == strides:
         return source
     if not is_dense(source.sizes, strides) or not _fills_its_memory(traced):
-        raise PolytileError(BEYOND)
+        raise LoweringFailed(BEYOND)
     require_loop_dtype(source.dtype)
     return builder.realize(source, strides)
 
