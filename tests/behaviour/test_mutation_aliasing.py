@@ -522,8 +522,8 @@ def test_an_offset_into_the_memory_of_a_temporary_reaches_all_of_it() -> None:
 
 
 def test_an_offset_into_the_memory_of_an_overwritten_part_reaches_what_is_before_it() -> None:
-    """ATen's new value of a part that is written to lies where the part did, behind a copy of what is before it. polytile stores no
-    such copy: ATen runs the graph."""
+    """ATen's new value of a part that is written to lies where the part did, behind a copy of what is before it. polytile keeps
+    no such copy: ATen runs the graph."""
 
     def function(x: Tensor) -> Tensor:
         x[..., 0] *= -1
