@@ -9,7 +9,6 @@ import pytest
 
 SCRIPT = """
 import gc
-gc.unfreeze()  # what the interpreter itself has frozen
 from polytile.runtime import collector
 old = [[] for _ in range(400_000)]
 {frozen}
@@ -18,7 +17,8 @@ frozen, before = gc.get_freeze_count(), gc.get_stats()[2]["collections"]
 with collector.{block}():
     new = [[] for _ in range(60_000)]
 later = [[] for _ in range(95_000)]  # a fifth of all; with the new ones it is over a quarter
-print(gc.get_stats()[2]["collections"] - before, gc.get_freeze_count() == frozen, gc.isenabled())
+expected = (frozen,) if frozen >= collector.OF_PYTHON else (0, frozen)  # Python 3.12 itself freezes what is immortal
+print(gc.get_stats()[2]["collections"] - before, gc.get_freeze_count() in expected, gc.isenabled())
 """
 
 

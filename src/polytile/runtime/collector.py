@@ -63,7 +63,7 @@ def at_rest_uncounted() -> Iterator[None]:
 
     Python has no function for this. `freeze` takes objects out of all searches without looking at them, `unfreeze` puts them
     among the oldest. Objects that the program itself has frozen stay so; then all counts as always. Fewer than OF_PYTHON are
-    the interpreter's: a 3.12 here starts with 375.
+    immortal objects, which searches of Python 3.12 themselves put there.
     """
     with at_rest():
         yield
