@@ -39,7 +39,7 @@ def test_no_call_searches_all_objects_because_of_those_that_the_background_has_m
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="the collector has other generations")
 def test_no_call_searches_the_modules_of_the_compiler() -> None:
-    """They took a third of a second of the first call."""
+    """Importing them makes enough new objects for a search of all in the first call."""
     script = """
 import gc, torch, polytile
 gc.collect()

@@ -58,8 +58,8 @@ OF_PYTHON = 1000
 @contextlib.contextmanager
 def at_rest_uncounted() -> Iterator[None]:
     """Like `at_rest`, and no later call searches all objects because of those created within the block: Python does so once so
-    many are new. It took 0.3 s of a call of a small model, soon after the background had loaded its program, and as long in the
-    first call for the compiler's modules.
+    many are new. It took 0.3 s of a call of a small model, soon after the background had loaded its program. The first call would
+    search the compiler's modules.
 
     Python has no function for this. `freeze` takes objects out of all searches without looking at them, `unfreeze` puts them
     among the oldest. Objects that the program itself has frozen stay so; then all counts as always. Fewer than OF_PYTHON are
